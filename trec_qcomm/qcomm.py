@@ -105,6 +105,7 @@ class QComm:
         *,
         dense: Rules | Literal["exact"] | None = None,
         ids: Literal["packed", "exact"] | None = None,
+        bags: Literal["distinct", "all"] | None = None,
     ) -> None:
         """Change codecs from the next step on. Call it on all ranks alike.
 
@@ -117,18 +118,14 @@ class QComm:
         Args:
             tables: {table: {"forward": codec, "backward": codec}}, or one of the two.
             dense: rules in place of the config's `dense`; `exact`: DDP's own all-reduce.
-            ids: whether ids are sent `packed`, or as TorchRec does. None, here and above: no
+            ids: whether ids are sent `packed`, or as TorchRec does.
+            bags: `distinct`: equal bags are sent once where the config merges them, and empty rows
+                of row-wise tables not at all; `all`: a row for each bag. None, here and above: no
                 change.
         Raises: ValueError: a table that is not exchanged here, or codecs that it may not have;
             rules that do not fit, or a config without `dense`. Then the argument changes nothing.
         """
-        if ids not in (None, "packed", "exact"):
-            raise ValueError(f"ids: {ids!r} is neither packed nor exact")
-        self._session.collectives.use_codecs(tables or {})
-        if dense is not None:
-            self._session.use_dense(None if dense == "exact" else dense)
-        if ids is not None:
-            self._session.packs_ids = ids == "packed"
+        self._session.use_codecs(tables or {}, dense=dense, ids=ids, bags=bags)
 
     def __getattr__(self, name: str) -> Any:
         """Return a method of an extension or tool, whose module is imported when it is first used.
@@ -283,9 +280,11 @@ class QComm:
 
         A row is a group of traffic: forward, backward, dense, ids, all. Columns are KB as float32
         before equal bags are merged (raw), after that (distinct) and on the wire, raw over wire,
-        and ms of encoding, waiting for the network and decoding.
+        and ms of encoding, waiting for the network and decoding. What
+        extensions tell follows.
         """
-        return str(self.stats())
+        words = [e.in_summary() for e in self._session.extensions.values()]
+        return "\n".join([str(self.stats()), *filter(None, words)])
 
     def __repr__(self) -> str:
         """Return what is active: where the config is from, its rules, whether it is bypassed."""

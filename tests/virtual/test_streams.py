@@ -191,7 +191,11 @@ def test_row_wise_rows_are_chosen_before_the_lookup():
     traffic = {f"{d}_traffic": Traffic(f"embedding_{d}", ["t0", "t1"]) for d in DIRECTIONS}
     layout = Layout((shards, shards))
     collective = SimpleNamespace(world_size=2, rank=0, layout=layout, **traffic)
-    output_dist = CodedRowWiseDist(SimpleNamespace(collective=collective, some_rows=list_of))
+    output_dist = CodedRowWiseDist(
+        SimpleNamespace(
+            collective=collective, some_rows=list_of, session=SimpleNamespace(merges_bags=True)
+        )
+    )
     context = SimpleNamespace(batch_size_per_rank=[64, 64])
     with stream_run() as run:
         lengths, sent = torch.empty(2, 256, dtype=torch.int64, device=GPU)

@@ -68,6 +68,8 @@ class Config:
             each table and dense gradient; None leaves it off.
         guard: settings of the guard, which watches the loss and moves tables to finer or coarser
             codecs; it needs `qcomm.guard(...)` in the training. None leaves it off.
+        auto: settings of `auto`, which times candidates in the first steps and takes the fastest;
+            None leaves it off.
         check_replicas_every: number of steps after which ranks compare the results of all-reduces
             of gradients, 8 bytes a parameter, and raise an error where bits differ; 0: never. They
             do so after a load, too.
@@ -83,6 +85,7 @@ class Config:
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     debug: Annotated[Section, At("trec_qcomm.lab.debug.rule:DebugRule")] | None = None
     guard: Annotated[Section, At("trec_qcomm.lab.guard.rule:GuardRule")] | None = None
+    auto: Annotated[Section, At("trec_qcomm.ext.auto.rule:AutoRule")] | None = None
     check_replicas_every: Annotated[int, Range(0)] = 1000
     measure_error: bool = False
     source: str = field(default="config", metadata={"stored": False})

@@ -65,6 +65,10 @@ class Section:
         """Yield the codecs that the extension uses itself, to compile their kernels."""
         yield from ()
 
+    def dense_rules(self) -> Iterator[Any]:
+        """Yield rules (GradientRule) that the extension may give the replicated part later."""
+        yield from ()
+
     def codecs_of_table(self, rule: Any) -> Iterator[tuple[str, Codec]]:
         """Yield (direction, codec) of what the extension may give a table in place of its rule's.
 

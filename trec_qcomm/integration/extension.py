@@ -52,6 +52,10 @@ class Extension:
     def add_gradients(self, name: str, gradients: GradientAllReduce) -> None:
         """Learn of an all-reduce that was registered. Args: name: "dense", or of another one."""
 
+    def in_summary(self) -> str:
+        """Return what is to be told below the table of `QComm.summary`; empty: nothing."""
+        return ""
+
     def check_names(self) -> None:
         """Raise ValueError at a name that the model does not have; all of it is wrapped now."""
 

@@ -6,7 +6,7 @@ business of embedding/ (sharders, shardings, dists) and of ddp.py.
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from trec_qcomm.integration.checkpoint import (
     without_config,
 )
 from trec_qcomm.integration.collectives import EmbeddingCollectives
+from trec_qcomm.integration.current_rules import CodecChanges
 from trec_qcomm.integration.extension import Extension
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
 from trec_qcomm.integration.gradients.dense import DenseGradients, Rules
@@ -39,9 +40,11 @@ class Session:
     """Shared state of one QComm.
 
     `exact` is what `QComm.bypass` sets: while it is True, collectives send float32. `packs_ids`
-    tells whether ids are sent packed, `is_wrapped` whether a wrapper of this QComm has wrapped the
-    model, `is_training` whether the latest batch of ids came with gradients on. `state` has what
-    extensions keep in checkpoints, by name.
+    tells whether ids are sent packed, `merges_bags` whether equal bags are sent once and empty rows
+    of row-wise tables not at all, `is_wrapped` whether a wrapper of this QComm has wrapped the
+    model, `is_training` whether the latest batch of ids came with gradients on. `pg` are the ranks
+    of the modules, None before one is sharded. `state` has what extensions keep in checkpoints, by
+    name.
     """
 
     def __init__(self, config: Config) -> None:
@@ -49,7 +52,8 @@ class Session:
         self.exact = False
         self.is_wrapped = False
         self.is_training = False
-        self.packs_ids = config.ids is not None
+        self.pg: dist.ProcessGroup | None = None
+        self.packs_ids, self.merges_bags = config.ids is not None, True
         self.tables: set[str] = set()
         self.table_rows: dict[str, int] = {}  # of sharded tables of bags
         self.counters = {
@@ -92,16 +96,29 @@ class Session:
         for of_ddp, gradients in self.gradients.items():
             extension.add_gradients(of_ddp, gradients)
 
-    def use_dense(self, rules: Rules | None) -> None:
-        """Reduce the gradients of the replicated part by other rules from the next step on.
-
-        Args: rules: rules; None: DDP's own all-reduce, see DenseGradients.use_rules.
-        Raises: ValueError: DDP has them, as the config has no `dense`; rules that do not fit.
-        """
-        gradients = self.gradients.get("dense")
-        if not isinstance(gradients, DenseGradients):
-            raise ValueError(f"{self.config.source}: dense: missing, or nothing is sharded yet")
-        gradients.use_rules(rules)
+    def use_codecs(
+        self,
+        tables: CodecChanges,
+        *,
+        dense: Rules | Literal["exact"] | None = None,
+        ids: Literal["packed", "exact"] | None = None,
+        bags: Literal["distinct", "all"] | None = None,
+    ) -> None:
+        """Change codecs from the next step on; see QComm.use_codecs."""
+        if ids not in (None, "packed", "exact"):
+            raise ValueError(f"ids: {ids!r} is neither packed nor exact")
+        if bags not in (None, "distinct", "all"):
+            raise ValueError(f"bags: {bags!r} is neither distinct nor all")
+        self.collectives.use_codecs(tables)
+        if dense is not None:
+            gradients = self.gradients.get("dense")
+            if not isinstance(gradients, DenseGradients):
+                raise ValueError(f"{self.config.source}: dense: missing, or nothing is sharded yet")
+            gradients.use_rules(None if dense == "exact" else dense)
+        if ids is not None:
+            self.packs_ids = ids == "packed"
+        if bags is not None:
+            self.merges_bags = bags == "distinct"
 
     def warm_up_once(self, rows_dtype: torch.dtype = torch.float32) -> None:
         """Compile the CPU kernels that the config uses, the first time. No collective.
@@ -125,6 +142,7 @@ class Session:
         for name in names:  # after the gather, so that all ranks say the same
             self.config.rule_for(name)
         self.collectives.add_module(module)
+        self.pg = pg
         self.tables.update(names)
         self._patterns_checked = False
 

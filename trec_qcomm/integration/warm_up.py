@@ -122,7 +122,8 @@ def _row_codecs(config: Config, directions: Sequence[Direction] = DIRECTIONS) ->
 
 
 def _gradient_codecs(config: Config, algorithms: Sequence[AlgorithmChoice]) -> Iterator[Codec]:
-    for rule in (*config.dense_rules, config.data_parallel):
+    others = (rule for part in sections_of(config).values() for rule in part.dense_rules())
+    for rule in (*config.dense_rules, config.data_parallel, *others):
         if rule is not None and rule.algorithm in algorithms:
             yield rule.codec
             if isinstance(rule, GradientRule) and rule.algorithm == "hierarchical":

@@ -5,9 +5,10 @@
 
 Every rank runs this once. All configs train at the same time, each its own model on the same
 batches: a step of the first, a step of the second, and so on, so that whatever else the machine
-does falls on all alike. With `--pipelines none sparse_dist` each config is there twice, by hand and
-pipelined; with `--plans table_wise row_wise` once with each plan. Options that are not listed here
-are those of train.py. Rank 0 appends one record a training to --out.
+does falls on all alike. A config with `auto` trains alone before, until it has chosen. With
+`--pipelines none sparse_dist` each config is there twice, by hand and pipelined; with `--plans
+table_wise row_wise` once with each plan. Options that are not listed here are those of train.py.
+Rank 0 appends one record a training to --out.
 
 Bytes are those that the network interface sent ($GLOO_SOCKET_IFNAME, default lo), TCP's headers
 included; `traffic` is what trec_qcomm says it handed to the collectives. `step_s` is that of the
@@ -40,6 +41,7 @@ from studies.measured import (
     profile_steps,
     record_of,
     run,
+    settle,
     take_steps,
 )
 from trec_qcomm.lab.records import NetworkRecord
@@ -70,6 +72,9 @@ def measure(
         feed = BatchReader(batches, 0, num_steps)
         trained = (options.config, setup_of(options), options.seed)
         trainings.append(MeasuredTraining(*trained, trainer, feed))
+    for training in trainings:
+        with BatchReader(batches, 0, sys.maxsize) as endless:
+            settle(training, endless)
     take_steps(trainings, arguments.num_steps, interface)
     tests, made = batches_of(dataset, every[0], is_test=True), []
     for training in tqdm(trainings, desc="scores and profiles", disable=dist.get_rank() != 0):

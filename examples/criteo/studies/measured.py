@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -143,6 +144,7 @@ class MeasuredTraining:
         trainer: the sharded model, with `train_next(feed)`, `losses` and `qcomm`.
         feed: batches of all steps but those under the profiler, and `waited_s`, the seconds that
             were spent with waiting for them.
+        num_settling: number of steps before the others, see `settle`.
     Derived:
         seconds, nbytes, packets: seconds of each timed step, and what this host sent in it.
         reader_s: seconds of the timed steps that passed with waiting for batches.
@@ -155,12 +157,27 @@ class MeasuredTraining:
     seed: int
     trainer: Any
     feed: Any
+    num_settling: int = 0
     seconds: list[float] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)
     packets: list[int] = field(default_factory=list)
     reader_s: float = 0.0
     stats: Stats | None = None
     profiled: dict[str, float] = field(default_factory=dict)
+
+
+def settle(training: MeasuredTraining, feed: Any) -> None:
+    """Train until the config's `auto` has chosen, alone, as it times steps. Collective.
+
+    Args: feed: batches without end, for these steps alone.
+    """
+    qcomm = training.trainer.qcomm
+    auto = None if qcomm is None else qcomm.session.extensions.get("auto")
+    while auto is not None and auto.is_tuning:
+        training.trainer.train_next(feed)
+        training.num_settling += 1
+    if auto is not None and dist.get_rank() == 0:
+        print(auto.in_summary(), file=sys.stderr, flush=True)
 
 
 def take_steps(trainings: Sequence[MeasuredTraining], num_steps: int, interface: str) -> None:
@@ -266,7 +283,9 @@ def record_of(
     network = {name: getattr(arguments, name) for name in _NETWORK}
     num_steps, ranks_per_host = len(training.seconds), arguments.ranks_per_host
     slowest = np.max(gather(training.seconds), axis=0)
-    losses = np.mean(gather(training.trainer.losses[: WARM_STEPS + num_steps]), axis=0)
+    first = training.num_settling
+    ours = training.trainer.losses[first : first + WARM_STEPS + num_steps]
+    losses = np.mean(gather(ours), axis=0)
     file, stats = Path(training.config), training.stats
     traffic = None if stats is None else tuple(gather(records.traffic_of(stats, num_steps)))
     counted = [gather(counts)[::ranks_per_host] for counts in (training.nbytes, training.packets)]

@@ -198,7 +198,8 @@ def problems(cell: Cell, coded: list, plain: list) -> list[str]:
     wrong += _weight_problems(case, hops["backward"], coded, plain)
     for rank, result in enumerate(coded):
         frames = frames_of(case, rank, len(coded))
-        wrong += [f"rank {rank}: {text}" for text in stats_problems(result.stats, frames, hops)]
+        told = stats_problems(case, len(coded), result.stats, frames, hops)
+        wrong += [f"rank {rank}: {text}" for text in told]
     return wrong
 
 

@@ -128,7 +128,10 @@ def refused(yaml):
     for config, message in (
         (5, "config: expected a Config, a mapping, the path of a YAML file or the name of a pre"),
         (None, "config: expected a Config, .* got None"),
-        ("dense_int3", "'dense_int3' is neither a file nor a preset; presets: best, .*dense_int8"),
+        (
+            "dense_int3",
+            "'dense_int3' is neither a file nor a preset; presets: auto, best, .*dense_int8",
+        ),
         ("int4", "preset int4: dense: missing"),
         (
             {"dense": {"codec": "float6", "block": 5000, "min_numel": 20}},

@@ -5,11 +5,11 @@ Shapes: B_r samples of rank r, B their sum; D_r columns of rank r, D their sum; 
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 from torch import Tensor
 
-from trec_qcomm.comm.rows.autograd import PendingRows
-from trec_qcomm.comm.rows.collective import PooledCollective
+from trec_qcomm.comm.rows.collective import PooledCollective, Uncoded
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import in_matrix, side_by_side
 from trec_qcomm.core.segments import int64_tensor
@@ -36,7 +36,8 @@ class PooledAllToAll(PooledCollective):
         *,
         exact: bool = False,
         gradient_divisor: int = 1,
-    ) -> PendingRows:
+        uncoded: Uncoded | None = None,
+    ) -> Any:
         """Launch the exchange of a batch in which every feature has a batch size of its own.
 
         Args:
@@ -44,11 +45,12 @@ class PooledAllToAll(PooledCollective):
                 rank's rows.
             rows_sent: [P][number of this rank's shards], batch sizes.
             rows_received: [number of shards of all owners], batch sizes.
-            exact, gradient_divisor: arguments of `start`.
-        Returns: pending [M]: for each owner, for each of its shards, this rank's rows.
+            exact, gradient_divisor, uncoded: arguments of `start`.
+        Returns: PendingRows of [M]: for each owner, for each of its shards, this rank's rows; or
+            what `uncoded` returns.
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
         exchange = self._coding_for(exact).plan.place_packed(
             int64_tensor(chain.from_iterable(rows_sent)), int64_tensor(rows_received)
         )
-        return self._start(rows, exchange, gradient_divisor, exact)
+        return self._start(rows, exchange, gradient_divisor, exact, uncoded=uncoded)

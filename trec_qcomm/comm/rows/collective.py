@@ -27,6 +27,7 @@ from trec_qcomm.comm.rows.layout import Layout
 from trec_qcomm.core.codec import Codec, Contract
 
 T = TypeVar("T")
+Uncoded = Callable[[], Any]  # sends the rows as they are, without frames
 _MOST_KEPT = 32  # enough for the usual batch, an epoch's last one and evaluation
 
 
@@ -205,8 +206,10 @@ class RowCollective(Channel):
         exchange: PlacedExchange,
         gradient_divisor: int,
         exact: bool,
+        *,
+        uncoded: Uncoded | None = None,
         then: Callable[[Tensor], Tensor] | None = None,
-    ) -> PendingRows:
+    ) -> Any:
         """Launch the exchange. Args: then: see PendingRows.  The others: those of `start`.
 
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
@@ -220,6 +223,11 @@ class RowCollective(Channel):
             )
         is_training = torch.is_grad_enabled()
         step = self.next_step(is_training)
+        if uncoded is not None and self._is_uncoded(exact):
+            exchange.count_uncoded(
+                self.forward_traffic, self.backward_traffic if is_training else None
+            )
+            return uncoded()
         seed = self.noise_seed(step, is_training, "forward")
         tolerances = self._tolerances_of(rows, exchange)
         transforms = self._coding_for(exact).transforms if is_training else ()
@@ -238,6 +246,11 @@ class RowCollective(Channel):
         )
         token: Tensor = Launch.apply(call, rows)  # type: ignore[no-untyped-call]
         return PendingRows(call, token, then)
+
+    def _is_uncoded(self, exact: bool) -> bool:
+        """Return whether a call codes no rows and nobody looks at them."""
+        is_plain = exact or (self.codecs == self._exact.codecs and self.transform is None)
+        return is_plain and not self.observers and not self.measure_error
 
     def _tolerances_of(self, rows: Tensor, exchange: PlacedExchange) -> Tensor | None:
         """Return the tolerances of this call. Evaluation uses those of the last training step."""
@@ -274,7 +287,8 @@ class PooledCollective(RowCollective, ABC):
         *,
         exact: bool = False,
         gradient_divisor: int = 1,
-    ) -> PendingRows:
+        uncoded: Uncoded | None = None,
+    ) -> Any:
         """Launch the exchange.
 
         Args:
@@ -282,8 +296,11 @@ class PooledCollective(RowCollective, ABC):
             batch_sizes: every rank's B_r, known to all.
             exact: whether to send rows unchanged in both directions.
             gradient_divisor: number that the gradients are divided by when they are received.
+            uncoded: function that sends the rows and later their gradients without frames, by the
+                backend's own collective. It is called where no codec changes them.
+        Returns: PendingRows, or what `uncoded` returns.
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
         coding, sizes = self._coding_for(exact), tuple(batch_sizes)
         exchange = coding.kept(sizes, lambda: self._place_exchange(coding.plan, sizes))
-        return self._start(rows, exchange, gradient_divisor, exact)
+        return self._start(rows, exchange, gradient_divisor, exact, uncoded=uncoded)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trec_qcomm.comm.frames.plan import FramePlan, PlacedFrames
 from trec_qcomm.comm.rows.layout import Places, packed
+from trec_qcomm.core.counters import Traffic
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,3 +89,11 @@ class PlacedExchange:
     sent_shape: tuple[int, ...]
     result_shape: tuple[int, ...]
     num_summands: int = 1
+
+    def count_uncoded(self, forward: Traffic, backward: Traffic | None) -> None:
+        """Count the rows and their gradients as sent without frames. Args: backward: None: rows
+        alone."""
+        for traffic, placed in ((forward, self.forward_sent), (backward, self.backward_sent)):
+            if traffic is not None:
+                raw, _ = placed.bytes_to_others
+                traffic.add_bytes(placed.plan.table, raw, raw, 0)

@@ -110,7 +110,8 @@ class PooledReduceScatter(PooledCollective):
             (int(num_rows @ dims),) for num_rows, _, dims in (owned, gradient)
         )
         exchange = self._summed(plan, owned, gradient, sent_shape, result_shape)
-        return self._start(rows, exchange, gradient_divisor, exact)
+        pending: PendingRows = self._start(rows, exchange, gradient_divisor, exact)
+        return pending
 
     def start_selected(
         self,
@@ -139,4 +140,6 @@ class PooledReduceScatter(PooledCollective):
         )
         exchange = plan.place_packed(sent.counts, received.counts)
         add = partial(add_rows, rows=received, shape=shape)
-        return self._start(take_rows(rows, sent), exchange, gradient_divisor, exact, then=add)
+        taken = take_rows(rows, sent)
+        pending: PendingRows = self._start(taken, exchange, gradient_divisor, exact, then=add)
+        return pending

@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trec_qcomm.comm.rows.autograd import PendingRows
-from trec_qcomm.comm.rows.collective import RowCollective
+from trec_qcomm.comm.rows.collective import RowCollective, Uncoded
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout, packed
 from trec_qcomm.core.segments import exclusive_cumsum
@@ -37,7 +36,8 @@ class SequenceAllToAll(RowCollective):
         *,
         exact: bool = False,
         gradient_divisor: int = 1,
-    ) -> PendingRows:
+        uncoded: Uncoded | None = None,
+    ) -> Any:
         """Launch the exchange.
 
         Args:
@@ -47,14 +47,16 @@ class SequenceAllToAll(RowCollective):
             rows_received: [number of shards of all owners] int64 on CPU, numbers of rows.
             exact: whether to send rows unchanged in both directions.
             gradient_divisor: number that the gradients are divided by when they are received.
-        Returns: pending [M, D]: for each owner, for each of its shards, this rank's rows.
+            uncoded: argument of PooledCollective.start.
+        Returns: PendingRows of [M, D]: for each owner, for each of its shards, this rank's rows;
+            or what `uncoded` returns.
         Raises: ValueError: rows of another shape or dtype.  UnencodableError.
         """
         coding = self._coding_for(exact)
         sizes = tuple(map(tuple, rows_sent.tolist())), tuple(rows_received.tolist())
         # Where every sample has as many ids, all batches have the same sizes.
         exchange = coding.kept(sizes, lambda: self._place_exchange(coding.plan, *sizes))
-        return self._start(rows, exchange, gradient_divisor, exact)
+        return self._start(rows, exchange, gradient_divisor, exact, uncoded=uncoded)
 
     def _place_exchange(
         self,

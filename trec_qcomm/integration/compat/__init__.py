@@ -14,6 +14,12 @@ from torchrec.distributed.comm_ops import (
     get_gradient_division,
     get_use_sync_collectives,
 )
+from torchrec.distributed.dist_data import (
+    PooledEmbeddingsAllToAll,
+    PooledEmbeddingsReduceScatter,
+    SequenceEmbeddingsAllToAll,
+    VariableBatchPooledEmbeddingsAllToAll,
+)
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import (
     BaseEmbeddingDist,

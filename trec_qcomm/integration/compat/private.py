@@ -159,9 +159,9 @@ def lacks_index_dedup(collection: Any) -> bool:
     return not torch._C._dispatch_has_kernel_for_dispatch_key(operator, "CPU")
 
 
-def turn_on_index_dedup(collection: Any) -> None:
-    """Make a sharded EmbeddingCollection call `_dedup_indices` on every batch."""
-    collection._use_index_dedup = True
+def set_index_dedup(collection: Any, is_on: bool) -> None:
+    """Let a sharded EmbeddingCollection call `_dedup_indices` on its next batches, or not."""
+    collection._use_index_dedup = is_on
 
 
 def is_prioritized(module_or_context: Any) -> bool:

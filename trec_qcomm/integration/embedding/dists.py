@@ -12,6 +12,7 @@ of a bag's partial rows are not 0, as in bags of at most two ids; else to within
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
@@ -30,8 +31,12 @@ from trec_qcomm.integration.compat import (
     BaseEmbeddingDist,
     EmbeddingShardingContext,
     GroupedEmbeddingConfig,
+    PooledEmbeddingsAllToAll,
+    PooledEmbeddingsReduceScatter,
     Request,
+    SequenceEmbeddingsAllToAll,
     SequenceShardingContext,
+    VariableBatchPooledEmbeddingsAllToAll,
     get_gradient_division,
 )
 from trec_qcomm.integration.embedding.bases import refuse_sync_collectives
@@ -106,12 +111,35 @@ class RowsAwaitable(Awaitable[Tensor]):
         return rows
 
 
+def _awaitable(pending: Any, callbacks: Sequence[Callback] = ()) -> Awaitable[Tensor]:
+    """Return the awaitable of what a collective's `start` returned."""
+    return RowsAwaitable(pending, callbacks) if isinstance(pending, PendingRows) else pending
+
+
 class _CodedDist(nn.Module, Generic[C]):
-    """Base of the drop-ins: a collective, and the options that each of its calls takes."""
+    """Base of the drop-ins: a collective, and the options that each of its calls takes.
+
+    Where no codec changes the rows, TorchRec's own module sends them, as without a drop-in.
+    """
 
     def __init__(self, collective: C, session: Session, callbacks: Sequence[Callback] = ()) -> None:
         super().__init__()
-        self.collective, self._session, self._callbacks = collective, session, callbacks
+        self.collective, self.session, self._callbacks = collective, session, callbacks
+        self._stock: Any = None
+
+    def _make_stock(self, device: torch.device) -> Any:
+        """Return TorchRec's module."""
+        raise NotImplementedError
+
+    def _send_as_stock(self, rows: Tensor, *args: Any) -> Any:
+        """Send rows by TorchRec's module, and return its awaitable. Args: args: its arguments."""
+        if self._stock is None:
+            self._stock = self._make_stock(rows.device)
+        return self._stock(rows, *args)
+
+    def _dims(self) -> list[list[int]]:
+        """Return the columns of each shard of each rank."""
+        return [[s.dim for s in shards] for shards in self.collective.layout.shards_by_rank]
 
     def _options(self) -> dict[str, Any]:
         """Return the keyword options with which the collective starts this call.
@@ -119,12 +147,12 @@ class _CodedDist(nn.Module, Generic[C]):
         Raises: ValueError: synchronous collectives, a config pattern that matches no table, or
             training without the wrapper or the calls of the guard that the config needs.
         """
-        self._session.check_patterns()
-        self._session.check_wrapped()
-        self._session.check_step(self.collective.step)
+        self.session.check_patterns()
+        self.session.check_wrapped()
+        self.session.check_step(self.collective.step)
         refuse_sync_collectives()
         divisor = self.collective.world_size if get_gradient_division() else 1
-        return {"exact": self._session.exact, "gradient_divisor": divisor}
+        return {"exact": self.session.exact, "gradient_divisor": divisor}
 
     def _batch_sizes(self, num_rows: int, given: Sequence[int] | None) -> Sequence[int]:
         world_size = self.collective.world_size
@@ -141,7 +169,7 @@ class CodedAllToAll(_CodedDist[PooledAllToAll]):
     @eager
     def forward(
         self, local_embs: Tensor, batch_size_per_rank: list[int] | None = None
-    ) -> RowsAwaitable:
+    ) -> Awaitable[Tensor]:
         """Start the all-to-all.
 
         Args:    local_embs: [B, D_rank].  batch_size_per_rank: sizes of all ranks; None: equal
@@ -150,8 +178,13 @@ class CodedAllToAll(_CodedDist[PooledAllToAll]):
                  sizes, and B is not a multiple of the world size.
         """
         sizes = self._batch_sizes(local_embs.shape[0], batch_size_per_rank)
-        pending = self.collective.start(local_embs, sizes, **self._options())
-        return RowsAwaitable(pending, self._callbacks)
+        stock = partial(self._send_as_stock, local_embs, sizes)
+        pending = self.collective.start(local_embs, sizes, uncoded=stock, **self._options())
+        return _awaitable(pending, self._callbacks)
+
+    def _make_stock(self, device: torch.device) -> Any:
+        widths, callbacks = list(map(sum, self._dims())), list(self._callbacks)
+        return PooledEmbeddingsAllToAll(self.collective.pg, widths, device, callbacks)
 
 
 class CodedVariableAllToAll(_CodedDist[PooledAllToAll]):
@@ -163,16 +196,19 @@ class CodedVariableAllToAll(_CodedDist[PooledAllToAll]):
         local_embs: Tensor,
         batch_size_per_rank_per_feature: list[list[int]],
         batch_size_per_feature_pre_a2a: list[int],
-    ) -> RowsAwaitable:
+    ) -> Awaitable[Tensor]:
         """Start the all-to-all of [N] values; returns an awaitable of [M].
 
         The layout of both is that of `PooledAllToAll.start_variable`.
         """
         sizes = batch_size_per_rank_per_feature or [[]] * self.collective.world_size
-        pending = self.collective.start_variable(
-            local_embs.view(-1), sizes, batch_size_per_feature_pre_a2a, **self._options()
-        )
-        return RowsAwaitable(pending)
+        rows, batch = local_embs.view(-1), (sizes, batch_size_per_feature_pre_a2a)
+        stock = partial(self._send_as_stock, rows, *batch)
+        pending = self.collective.start_variable(rows, *batch, uncoded=stock, **self._options())
+        return _awaitable(pending)
+
+    def _make_stock(self, device: torch.device) -> Any:
+        return VariableBatchPooledEmbeddingsAllToAll(self.collective.pg, self._dims(), device)
 
 
 class CodedReduceScatter(_CodedDist[PooledReduceScatter]):
@@ -185,7 +221,7 @@ class CodedReduceScatter(_CodedDist[PooledReduceScatter]):
         input_splits: list[int] | None = None,
         *,
         batch_size_per_rank_per_feature: list[list[int]] | None = None,
-    ) -> RowsAwaitable:
+    ) -> Awaitable[Tensor]:
         """Start the sum of [B, D] over ranks; returns an awaitable of [B_rank, D].
 
         With a batch size for every feature, values are 1-D, laid out as in
@@ -197,12 +233,17 @@ class CodedReduceScatter(_CodedDist[PooledReduceScatter]):
             pending = self.collective.start_variable(local_embs.view(-1), sizes, **self._options())
         else:
             splits = self._batch_sizes(local_embs.shape[0], input_splits)
-            pending = self.collective.start(local_embs, splits, **self._options())
-        return RowsAwaitable(pending)
+            # gloo has no reduce-scatter of unequal parts.
+            stock = partial(self._send_as_stock, local_embs) if len(set(splits)) == 1 else None
+            pending = self.collective.start(local_embs, splits, uncoded=stock, **self._options())
+        return _awaitable(pending)
+
+    def _make_stock(self, device: torch.device) -> Any:
+        return PooledEmbeddingsReduceScatter(self.collective.pg)
 
     def some_rows(
         self, local_embs: Tensor, sent: Rows, received: Rows, shape: tuple[int, ...]
-    ) -> RowsAwaitable:
+    ) -> Awaitable[Tensor]:
         """Start the sum of the rows that are not empty; returns an awaitable of `shape`.
 
         Args:
@@ -242,7 +283,7 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
 
     def __init__(self, reduce_scatter: CodedReduceScatter) -> None:
         super().__init__()
-        self._dist = reduce_scatter
+        self._dist, self._session = reduce_scatter, reduce_scatter.session
         self._num_ranks = reduce_scatter.collective.world_size
         self._left_out = LeftOutRows(reduce_scatter.collective)
         shards = reduce_scatter.collective.layout.shards_by_rank[0]
@@ -251,7 +292,7 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
     @eager
     def forward(
         self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
-    ) -> RowsAwaitable:
+    ) -> Awaitable[Tensor]:
         """Start the sum of partial rows over ranks.
 
         Args:    local_embs: [B, D], or 1-D where features have batch sizes of their own
@@ -287,15 +328,17 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
         sent, received = notes.sent, notes.received
         if sent is None or received is None:
             return
+        if notes.merged is None and not self._session.merges_bags:
+            return
         variable = received.variable_stride_per_key()
         sizes = batch_sizes(received, ctx.batch_size_per_rank, self._num_ranks)
         outgoing = rows_to_send(received.lengths() != 0, sizes, self._dims, variable=variable)
         incoming, shape = rows_to_expect(sent, self._dims, self._num_ranks, variable=variable)
         notes.row_choice = RowChoice(sizes, outgoing, incoming, shape)
 
-    def _all_rows(self, local_embs: Tensor, ctx: Any) -> RowsAwaitable:
+    def _all_rows(self, local_embs: Tensor, ctx: Any) -> Awaitable[Tensor]:
         if ctx is not None and ctx.variable_batch_per_feature:
-            rows: RowsAwaitable = self._dist(
+            rows: Awaitable[Tensor] = self._dist(
                 local_embs, batch_size_per_rank_per_feature=ctx.batch_size_per_rank_per_feature
             )
             return rows
@@ -326,7 +369,7 @@ class CodedTwoLevelDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tens
 
     def forward(
         self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
-    ) -> RowsAwaitable:
+    ) -> Awaitable[Tensor]:
         """Sum inside the node, then start the all-to-all between nodes.
 
         Args:    local_embs: [B, D of the node], samples local rank by local rank; 1-D where every
@@ -338,10 +381,12 @@ class CodedTwoLevelDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tens
         sizes: list[int] = sharding_ctx.batch_size_per_rank if sharding_ctx is not None else []
         by_place = [sizes[place :: self._local_size] for place in range(self._local_size)]
         inside = self._intra(local_embs, [sum(nodes) for nodes in by_place] if sizes else None)
-        rows: RowsAwaitable = self._cross(inside.wait(), by_place[self._local_rank])
+        rows: Awaitable[Tensor] = self._cross(inside.wait(), by_place[self._local_rank])
         return rows
 
-    def _forward_variable(self, local_embs: Tensor, ctx: EmbeddingShardingContext) -> RowsAwaitable:
+    def _forward_variable(
+        self, local_embs: Tensor, ctx: EmbeddingShardingContext
+    ) -> Awaitable[Tensor]:
         """Start both hops for a batch in which every feature has a size of its own.
 
         The context has the sizes as [local rank, then node][feature].
@@ -357,7 +402,7 @@ class CodedTwoLevelDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tens
             local_embs,
             batch_size_per_rank_per_feature=[[n for node in by for n in node] for by in by_place],
         ).wait()
-        rows: RowsAwaitable = self._variable_cross(
+        rows: Awaitable[Tensor] = self._variable_cross(
             inside, by_place[self._local_rank], ctx.batch_size_per_feature_pre_a2a
         )
         merged = notes_on(ctx).merged
@@ -381,7 +426,7 @@ class CodedSequenceDist(
     @eager
     def forward(
         self, local_embs: Tensor, sharding_ctx: SequenceShardingContext | None = None
-    ) -> RowsAwaitable:
+    ) -> Awaitable[Tensor]:
         """Start the all-to-all of unpooled rows.
 
         Args:    local_embs: [N, D], a row for each id that the input dist brought
@@ -399,11 +444,28 @@ class CodedSequenceDist(
             is_mine, more = self._left_out.is_mine, notes.repetition.by_feature - 1
             more = more.repeat(len(is_mine) // max(len(more), 1))  # row-wise: F shards a rank
             self._left_out.add(rows_sent.T * more[is_mine], rows_received * more)
-        pending = self.collective.start(local_embs, rows_sent, rows_received, **self._options())
         order = sharding_ctx.unbucketize_permute_tensor
-        if order is None:
-            return RowsAwaitable(pending)
-        return RowsAwaitable(pending, [lambda rows: rows.index_select(0, order)])
+        stock = partial(
+            self._send_as_stock,
+            local_embs,
+            sharding_ctx.lengths_after_input_dist,
+            sharding_ctx.input_splits,
+            sharding_ctx.output_splits,
+            order,
+            sharding_ctx.batch_size_per_rank,
+            sharding_ctx.sparse_features_recat,
+        )
+        # A pipeline that goes on after `detach` has lost the sizes that TorchRec's module needs.
+        uncoded = stock if sharding_ctx.input_splits else None
+        pending = self.collective.start(
+            local_embs, rows_sent, rows_received, uncoded=uncoded, **self._options()
+        )
+        permutes = [] if order is None else [lambda rows: rows.index_select(0, order)]
+        return _awaitable(pending, permutes)
+
+    def _make_stock(self, device: torch.device) -> Any:
+        widths = list(map(len, self._dims()))
+        return SequenceEmbeddingsAllToAll(self.collective.pg, widths, device)
 
     def _rows_sent(self, ctx: SequenceShardingContext) -> Tensor:
         """Return [F, P] int64: ids of each of this rank's features that each rank asked for."""

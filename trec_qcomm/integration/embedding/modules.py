@@ -27,9 +27,9 @@ from trec_qcomm.integration.compat.private import (
     lacks_index_dedup,
     lookup_device,
     output_dists,
+    set_index_dedup,
     sharding_order,
     shardings,
-    turn_on_index_dedup,
     uses_index_dedup,
 )
 from trec_qcomm.integration.embedding.bases import CodedModule, CodedSharder, SessionRegistry
@@ -173,7 +173,7 @@ class CodedShardedEmbeddingCollection(CodedModule, ShardedEmbeddingCollection):
             dtype=self._dtype(),
         )
         if self._merging.point is not None:
-            turn_on_index_dedup(self)
+            set_index_dedup(self, True)
         elif lacks_index_dedup(self) and super()._dedup_indices.__module__.startswith("torchrec."):
             raise ValueError(
                 "use_index_dedup: FBGEMM has its operator, jagged_unique_indices, for CUDA only; "
@@ -235,8 +235,11 @@ class CodedShardedEmbeddingCollection(CodedModule, ShardedEmbeddingCollection):
             `input_dist` that does not look for equal ids where they are to be merged.
         """
         refuse_prioritized(ctx)
+        merges = self._merging.point is not None and self._registry.session.merges_bags
+        if self._merging.point is not None:
+            set_index_dedup(self, merges)
         awaitable = super().input_dist(ctx, features)
-        if self._merging.point is not None and not ctx.reverse_indices:
+        if merges and not ctx.reverse_indices:
             raise ValueError(
                 f"{type(self).__name__}: merges_bags: its input_dist does not call _dedup_indices; "
                 "leave merges_bags out"

@@ -184,6 +184,7 @@ class _CodedPooledSharding(CodedSharding):
                 self._merging,
                 self._feature_shards(),
                 session.bags,
+                is_on=lambda: session.merges_bags,
                 pause=self._pause,
                 by_id=session.config.ids is not None,
                 note=None if self._transform is None else self._transform.ids_of,

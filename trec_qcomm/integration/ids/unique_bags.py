@@ -51,6 +51,7 @@ def merge_bags(
     shards: Sequence[FeatureShard],
     counts: BagCounts,
     *,
+    is_on: Callable[[], bool] = lambda: True,
     pause: MergePause | None = None,
     by_id: bool = False,
     note: Callable[[KeyedJaggedTensor, UniqueBags], Any] | None = None,
@@ -61,6 +62,7 @@ def merge_bags(
     of its own for every feature is left as it is.
     Args:
         shards: [F], the features in the order in which the input dist takes them
+        is_on: function that returns whether bags are merged now; equal on all ranks
         pause: which batches are left as they are, too; None: no others
         by_id: whether to send bags of one id in the order of their ids
         note: function of a batch and its distinct bags; what it returns is noted, too
@@ -72,7 +74,7 @@ def merge_bags(
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before(_dist: nn.Module, args: tuple[KeyedJaggedTensor, ...]) -> tuple[Any, ...] | None:
         (features,) = args
-        if features.variable_stride_per_key():
+        if features.variable_stride_per_key() or not is_on():
             return None
         notes, num_bags = notes_on(input_dist), torch.full_like(tables, features.stride())
         if pause is not None and not pause.is_due():
