@@ -6,7 +6,7 @@
 # install left behind is thrown away by the next make and never trusted.
 
 PYTHON ?= python3
-CONFIGS ?= configs/fp32.yaml configs/int8.yaml configs/best.yaml
+CONFIGS ?= configs/fp32.yaml configs/int8.yaml configs/best.yaml configs/auto.yaml
 ARGS ?=
 # A worker a core; the tests of a file stay together, as they share the ranks that it spawns. In
 # their own order: the other one begins with the files of most tests, which are not the longest.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 TOOLS = {
+    "choose": ("trec_qcomm.lab.choose", "which preset's settings are fastest on this network"),
     "preview": ("trec_qcomm.lab.preview.command", "each codec on captured rows, the best of each"),
     "sizes": ("trec_qcomm.lab.sizes.command", "sizes of segments by table, for plans"),
     "search": ("trec_qcomm.lab.search.command", "a codec for every table, within a budget of loss"),

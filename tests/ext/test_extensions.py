@@ -79,7 +79,7 @@ def test_names_of_modules_in_the_core_are_right():
     ]
     rules = [rule for h in hints for part in get_args(h) for rule in get_args(part)]
     kinds = [rule.section_type() for rule in rules if isinstance(rule, At)]
-    assert len(kinds) == 8
+    assert len(kinds) == 9
     assert all(issubclass(kind, Section) for kind in kinds)
     for module, (names, _) in registry._EXTENSIONS.items():
         import_module(module)

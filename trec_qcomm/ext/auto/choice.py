@@ -22,7 +22,7 @@ class Choice:
     Args:
         forward, backward: candidate whose codecs the rows and their gradients have, or `exact`.
         dense: candidate by whose rules dense gradients are reduced; `exact`: by DDP.
-        ids, bags: as QComm.use_codecs takes them.
+        ids, bags: arguments of QComm.use_codecs.
     """
 
     forward: str = EXACT

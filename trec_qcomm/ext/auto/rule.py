@@ -33,8 +33,8 @@ class AutoRule(Section):
             chosen; take those that your quality gate passed. `exact`, TorchRec alone, always is
             one. A candidate's dense rules and packed ids count where the config has `dense` and
             `ids`, its distinct bags where the config's `unique_bags` allows them.
-        pooled_only: those of the candidates that are not for a model with unpooled rows, for whose
-            gradients the bound of `best` is too coarse.
+        pooled_only: candidates that are not for a model with unpooled rows, for whose gradients the
+            bound of `best` is too coarse.
         steps: number of steps that are timed at once with one choice; two steps go before them.
         retune_every: number of steps after which it tries again; 0: never. Another number of ranks
             makes it try again, too.

@@ -44,13 +44,13 @@ class _Times:
             seconds = yield choice
             self.steps.setdefault(choice, []).extend(seconds)
 
-    def of(self, choice: Choice) -> float:
+    def typical(self, choice: Choice) -> float:
         return median(self.steps[choice])
 
     def pays(self, choice: Choice, before: Choice, *, is_finer: bool) -> bool:
         """Return whether a choice is to be taken in place of the one before."""
         limit = 1 + _TIE if is_finer else 1 - _GAIN
-        return self.of(choice) < limit * self.of(before)
+        return self.typical(choice) < limit * self.typical(before)
 
 
 def search(candidates: Sequence[Choice], options: Mapping[str, Sequence[str]]) -> Search:
@@ -67,8 +67,8 @@ def search(candidates: Sequence[Choice], options: Mapping[str, Sequence[str]]) -
     """
     times = _Times()
     yield from times.measure(*candidates)
-    fastest = min(map(times.of, candidates))
-    contenders = [c for c in candidates if times.of(c) <= _CONTENDER * fastest]
+    fastest = min(map(times.typical, candidates))
+    contenders = [c for c in candidates if times.typical(c) <= _CONTENDER * fastest]
     if len(contenders) > 1:
         yield from times.measure(*reversed(contenders))
     best = contenders[0]
@@ -77,7 +77,7 @@ def search(candidates: Sequence[Choice], options: Mapping[str, Sequence[str]]) -
             best = candidate
     for part in PARTS:
         best = yield from _search_part(part, best, contenders, options[part], times)
-    return Tuned(best, {choice: times.of(choice) for choice in times.steps})
+    return Tuned(best, {choice: times.typical(choice) for choice in times.steps})
 
 
 def _search_part(
@@ -95,7 +95,7 @@ def _search_part(
         if option not in wanted or choice == best:
             continue
         yield from times.measure(choice)
-        if abs(times.of(choice) / times.of(best) - 1) < _CLOSE:
+        if abs(times.typical(choice) / times.typical(best) - 1) < _CLOSE:
             yield from times.measure(best, choice)
         if times.pays(choice, best, is_finer=options.index(option) < options.index(now)):
             best = choice

@@ -1,0 +1,180 @@
+"""Time what `auto` can choose from, on this machine and network, and print the table.
+
+examples:
+  torchrun --nproc-per-node 2 -m trec_qcomm choose
+  python -m trec_qcomm choose                            the same, two ranks on this machine
+  torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint host0:29500 -m trec_qcomm choose \\
+      --batch-size 2048 --dim 64 --sharding row_wise
+
+It trains a DLRM of the given sizes on random ids, which repeat as --zipf says, with the preset
+`auto` until that has chosen. In a training of your own the same preset does so in its first steps,
+on your model and ids; qcomm.summary() tells what it chose.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+
+from trec_qcomm.ext.auto.choice import Choice
+from trec_qcomm.ext.auto.extension import AutoExtension
+from trec_qcomm.ext.auto.search import Tuned
+from trec_qcomm.integration.compat import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    ShardingPlan,
+    column_wise,
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
+from trec_qcomm.qcomm import QComm
+
+
+class Model(nn.Module):
+    """DLRM without its dot products: tables of bags, and layers over their rows."""
+
+    def __init__(self, num_tables: int, rows: int, dim: int) -> None:
+        super().__init__()
+        sizes = {"embedding_dim": dim, "num_embeddings": rows}
+        tables = [
+            EmbeddingBagConfig(name=f"t{n}", feature_names=[f"f{n}"], **sizes)
+            for n in range(num_tables)
+        ]
+        self.bags = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+        widths = (num_tables * dim, 512, 256, 1)
+        layers = [m for a, b in pairwise(widths) for m in (nn.Linear(a, b), nn.ReLU())]
+        self.over = nn.Sequential(*layers[:-1])
+
+    def forward(self, features: Any) -> Tensor:
+        logits: Tensor = self.over(self.bags(features).values())
+        return logits
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trec_qcomm choose",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--batch-size", type=int, default=256, help="samples a rank (default 256)")
+    add("--tables", type=int, default=26, help="number of tables (default 26)")
+    add("--rows", type=int, default=10_000, help="rows of each table (default 10000)")
+    add("--dim", type=int, default=16, help="columns of each table (default 16)")
+    add("--zipf", type=float, default=1.2, help="exponent of the ids' frequencies (default 1.2)")
+    kinds = ("table_wise", "row_wise", "column_wise")
+    add("--sharding", choices=kinds, default="table_wise", help="default table_wise")
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Train until there is a choice, and print it on rank 0."""
+    parser = build_parser()
+    options = parser.parse_args(words)
+    for name in ("batch_size", "tables", "rows", "dim"):
+        if getattr(options, name) < 1:
+            parser.error(f"{name} {getattr(options, name)}: must be positive")
+    if options.zipf <= 1:
+        parser.error(f"zipf {options.zipf}: must be above 1")
+    if "RANK" in os.environ:
+        _choose(options)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            store = f"file://{folder}/store"
+            mp.spawn(_one_of_two, (options, store), nprocs=2)  # type: ignore[no-untyped-call,attr-defined]
+    return 0
+
+
+def _one_of_two(rank: int, options: argparse.Namespace, store: str) -> None:
+    torch.set_num_threads(1)
+    _choose(options, init_method=store, rank=rank, world_size=2)
+
+
+def _choose(options: argparse.Namespace, **group: Any) -> None:
+    """Train until there is a choice, and print it on rank 0. Collective.
+
+    Args: group: arguments of init_process_group; none where torchrun has set the environment.
+    """
+    warnings.simplefilter("ignore")  # of TorchRec, about what it does itself
+    logging.getLogger("torchrec").setLevel(logging.ERROR)
+    dist.init_process_group("gloo", timeout=timedelta(minutes=5), **group)
+    try:
+        tuned = _tuned(options)
+        if dist.get_rank() == 0:
+            print(table(tuned))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def _tuned(options: argparse.Namespace) -> Tuned:
+    from torchrec import KeyedJaggedTensor
+    from torchrec.distributed import DistributedModelParallel
+
+    qcomm, num_bags = QComm.from_preset("auto"), options.tables * options.batch_size
+    model = Model(options.tables, options.rows, options.dim)
+    ranks = list(range(dist.get_world_size()))
+    kinds: dict[str, Callable[[int], Any]] = {
+        "table_wise": lambda n: table_wise(rank=n % len(ranks)),
+        "row_wise": lambda _: row_wise(),
+        "column_wise": lambda _: column_wise(ranks=ranks),
+    }
+    plan = construct_module_sharding_plan(
+        model.bags,
+        {f"t{n}": kinds[options.sharding](n) for n in range(options.tables)},
+        local_size=len(ranks),
+        world_size=len(ranks),
+        device_type="cpu",
+    )
+    for parameter in plan.values():
+        parameter.compute_kernel = "fused"  # else TorchRec takes the dense kernel on CPU
+    dmp = DistributedModelParallel(
+        model,
+        device=torch.device("cpu"),
+        plan=ShardingPlan({"bags": plan}),
+        **qcomm.dmp_arguments(),
+    )
+    dense = [p for name, p in dmp.named_parameters() if ".over." in f".{name}"]
+    optimizer, noise = torch.optim.SGD(dense, lr=0.01), np.random.default_rng(dist.get_rank())
+    auto = qcomm.session.extensions["auto"]
+    assert isinstance(auto, AutoExtension)
+    lengths = torch.ones(num_bags, dtype=torch.int32)
+    while auto.is_tuning:
+        if dist.get_rank() == 0:
+            print(f"\r{auto.in_summary():<100.100}", end="", file=sys.stderr, flush=True)
+        ids = torch.from_numpy(noise.zipf(options.zipf, num_bags) % options.rows)
+        keys = [f"f{n}" for n in range(options.tables)]
+        loss = (dmp(KeyedJaggedTensor(keys, ids, lengths=lengths)) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert auto.tuned is not None
+    return auto.tuned
+
+
+def table(tuned: Tuned) -> str:
+    """Return what was timed, the fastest first, and what was chosen, as text."""
+    exact = tuned.seconds[Choice()]
+    lines = [f"{'ms a step':>10} {'of exact':>9}  what is sent"]
+    for choice, seconds in sorted(tuned.seconds.items(), key=lambda pair: pair[1]):
+        mark = "   <- chosen" if choice == tuned.choice else ""
+        lines.append(f"{1e3 * seconds:10.1f} {seconds / exact:9.2f}  {choice}{mark}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
