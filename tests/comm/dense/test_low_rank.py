@@ -158,6 +158,22 @@ def test_a_step_with_nan_leaves_residuals_and_factors(value):
     assert not same_state(state(reductions[0]), before[0])
 
 
+def test_a_step_in_which_one_bucket_overflows_changes_what_no_bucket_keeps():
+    """A loss scaler throws the whole step away."""
+    reductions, buckets = ranks(2, Cast("bf16")), [("c", "bias"), ("b",), ("a",)]
+    run(reductions, range(2), buckets)
+    before = [state(reduction) for reduction in reductions]
+    for names in buckets:
+        given = [gradients(2, rank, names) for rank in range(2)]
+        if names == ("b",):
+            given[1][7] = torch.inf
+        results = reduced(reductions, given, names, is_last=names == ("a",))
+        assert bool(results[0].isfinite().all()) == (names != ("b",))
+    assert all(same_state(state(r), b) for r, b in zip(reductions, before, strict=True))
+    run(reductions, [3], buckets)
+    assert not same_state(state(reductions[0]), before[0])
+
+
 def test_a_parameter_without_a_gradient_keeps_its_residual():
     reductions = ranks(2, Cast("bf16"))
     reduced(reductions, [gradients(0, rank) for rank in range(2)])

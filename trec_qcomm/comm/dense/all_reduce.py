@@ -191,6 +191,7 @@ class Reduction:
         self._first_numbers = dict(zip(names, first_numbers, strict=True))
         self._chunks: dict[tuple[ParameterShape, ...], BucketChunks] = {}
         self._scratch = Scratch()
+        self._undecided: list[tuple[Tensor, Callable[[Tensor], None]]] = []
 
     def takes(self, parameter: str, sites: Iterable[Site]) -> bool:
         """Return whether this rank alone can go on with its residuals of a parameter."""
@@ -246,7 +247,26 @@ class Reduction:
         self.num_steps += is_last
         shapes = tuple(parameters)
         chunks = self._new_chunks(shapes) if once else self._chunks_of(shapes)
-        return self._rounds(chunks, bucket, self.num_calls, step, part)
+        return self._decided(self._rounds(chunks, bucket, self.num_calls, step, part), is_last)
+
+    def _decide_later(self, finite: Tensor, end: Callable[[Tensor], None]) -> None:
+        """Note a bucket's result. Args: finite: [] bool, whether it is finite.  end: function that
+        takes over what is kept of the bucket, if it is told that all of the step are finite.
+        """
+        self._undecided.append((finite, end))
+
+    def _decided(self, rounds: Rounds, is_last: bool) -> Rounds:
+        """Yield rounds, and behind the last bucket's decide on what all buckets of the step keep.
+
+        A loss scaler throws the whole step away where the result of one bucket is not finite. So
+        all buckets keep what they kept before, or none does.
+        """
+        yield from rounds
+        if is_last and self._undecided:
+            finite = torch.stack([finite for finite, _ in self._undecided]).all()
+            for _, end in self._undecided:
+                end(finite)
+            self._undecided.clear()
 
     def _rounds(
         self, chunks: BucketChunks, bucket: Tensor, number: int, step: int, part: Part
@@ -290,7 +310,7 @@ class Reduction:
             _add_traffic(self.intra_traffic, inside, raw_nbytes - between_nbytes)
             raw_nbytes = between_nbytes
         if residuals is not None:
-            residuals.end(values.isfinite().all())
+            self._decide_later(values.isfinite().all(), residuals.end)
         if measurement is not None:
             measurement.end(values)
         chunks.scatter(values, bucket)

@@ -91,6 +91,8 @@ class Matrix:
         self.residual = torch.zeros(shape.num_rows, shape.num_columns)
         self.right = self._noise
         self._is_used = torch.tensor(False)  # [] bool, whether the last gradient was not all zeros
+        # What `keep` takes over.
+        self._next_residual, self._came = torch.empty_like(self.residual), self._noise
 
     def load(self, residual: Tensor | None, right: Tensor | None) -> None:
         """Continue from a residual [n m] and a right factor [.., m]; None: this one stays.
@@ -124,28 +126,37 @@ class Matrix:
         return torch.mm(self.right, gradient.T)
 
     def end(self, matrix: Tensor, left: Tensor, sent: Tensor, came: Tensor, ok: Tensor) -> None:
-        """Keep what was not sent, begin the next step from what came, and write the result.
+        """Write the result, and note for `keep` what was not sent and what came.
 
         Args:
             matrix: [n, m], what `begin` made of the gradient; the result is written there.
             left: [r, n], orthonormal rows.
             sent: [r, m], this rank's share of `came`.
             came: [r, m], the sum over ranks.
-            ok: [] bool, whether the all-reduce's result is finite. If not, all stays as it was.
+            ok: [] bool, whether the all-reduce's result is finite.
         """
-        is_on_cpu = not frame.is_on_gpu(matrix)
-        if not is_on_cpu:  # the host must not wait for `ok`
-            kept = torch.empty_like(matrix)
-            write_product(left, sent, kept, torch.where(self._is_used, matrix, self.residual))
-            self.residual = torch.where(ok, kept, self.residual)
-            self.right = torch.where(ok, self._next_right(came), self.right)
-        elif ok:
+        is_on_cpu, self._came = not frame.is_on_gpu(matrix), came
+        self._next_residual = self._next_residual.to(matrix.device)
+        if is_on_cpu:
             waiting = matrix if self._is_used else self.residual
-            write_product(left, sent, self.residual, waiting)
-            self.right = self._next_right(came)
+        else:  # the host must not wait
+            waiting = torch.where(self._is_used, matrix, self.residual)
+        write_product(left, sent, self._next_residual, waiting)
         # NaN where r times a value overflows: a step that leaves the residual must not count.
         came = came if is_on_cpu and ok else came + 0 * (came * self.shape.rank)
         write_product(left, came, matrix)
+
+    def keep(self, ok: Tensor) -> None:
+        """Keep what was not sent, and begin the next step from what came.
+
+        Args: ok: [] bool, whether all results of the step are finite. If not, all stays as it was.
+        """
+        if frame.is_on_gpu(ok):
+            self.residual = torch.where(ok, self._next_residual, self.residual)
+            self.right = torch.where(ok, self._next_right(self._came), self.right)
+        elif ok:
+            self.residual, self._next_residual = self._next_residual, self.residual
+            self.right = self._next_right(self._came)
 
     def _next_right(self, came: Tensor) -> Tensor:
         """Return rows with a largest magnitude of 1/2 to 1, so that sums of products keep the

@@ -116,9 +116,10 @@ class LowRankReduction(Reduction):
         after = Part(is_divided=True, raw_numel=0, lost=None if is_exact else lost)
         rounds = (
             super().start(messages.first, first, is_last=False, part=before),
-            super().start(messages.second, second, is_last=is_last, part=after),
+            super().start(messages.second, second, is_last=False, part=after),
         )
-        return self._both(messages, parameters, bucket, rounds)
+        self.num_steps += is_last
+        return self._decided(self._both(messages, parameters, bucket, rounds), is_last)
 
     def _messages_of(self, parameters: Sequence[ParameterShape], bucket: Tensor) -> _Messages:
         names = tuple(parameter.name for parameter in parameters)
@@ -170,6 +171,7 @@ class LowRankReduction(Reduction):
         shares = _unpacked(lost, rights)  # zero where codecs lose nothing
         for n, keeper in enumerate(kept):
             keeper.end(matrices[n], lefts[n], rights[n] - shares[n], sums[n], ok)
+            self._decide_later(ok, keeper.keep)
 
 
 def _pack(tensors: Sequence[Tensor], memory: Tensor) -> None:
