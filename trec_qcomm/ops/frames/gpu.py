@@ -1,6 +1,6 @@
 """Kernels of frame.py for the GPU. They write the same bytes as cpu.py, and the host never waits.
 
-The host knows what each header must say and writes it (cpu.write_headers), once for all calls that
+The host knows what each header must say and writes it (cpu.seal), once for all calls that
 differ only in their number. On the GPU one kernel puts the headers in front of the payload and adds
 up the checksums; another one compares both with what was received.
 Shapes: P frames that are not empty; in all of them S segments, W bytes, H words of 8 bytes of
