@@ -1,8 +1,9 @@
 """The coder of one stream in numba: its rANS states and the 16-bit words they give off.
 
-Up to four states are in registers; with more, four are coded at a time, so that their latencies
-overlap. Streams of 16 states and more are coded in vectors where the CPU has them: wide/. No
-loop branches on the data. M = 2^log slots; a state lies in 2^15..2^31 - 1.
+Two or four states are in registers; with more, four are coded at a time, so that their latencies
+overlap. A single state, of up to 255 indices, takes the loop that codes what is left over. Streams
+of 16 states and more are coded in vectors where the CPU has them: wide/. Only the loop that decodes
+what is left over branches on the data. M = 2^log slots; a state lies in 2^15..2^31 - 1.
 
 The encoder goes through the indices backwards, and writes the words in that order, so the last
 word of the stream comes first.
