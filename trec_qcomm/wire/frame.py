@@ -161,7 +161,8 @@ def seal(
         _gpu().seal(buffer, _on_device(buffer, kept, *fields), call % 2**16)
     else:
         fields = _fields(frame_nbytes, segments_per_frame, layouts, call)
-        cpu.seal(buffer.numpy(), *fields, codecs.numpy(), num_rows.numpy(), nbytes.numpy())
+        table = codecs.numpy(), num_rows.numpy(), nbytes.numpy()
+        cpu.seal(buffer.numpy(), *fields, *table, False)
 
 
 def unseal(
@@ -273,7 +274,7 @@ def _on_device(
     headers = torch.empty(int(overheads.sum()), dtype=torch.uint8)
     table = codecs.numpy(), num_rows.numpy(), nbytes.numpy()
     fields = _fields(true_nbytes, segments_per_frame, layouts, 0)
-    cpu.write_headers(headers.numpy(), *fields, *table)
+    cpu.seal(headers.numpy(), *fields, *table, True)
     full = counts > 0
     vectors = overheads, padded.cumsum() - padded, true_nbytes
     at, _ = lay_out(nbytes, segments_per_frame, DEVICE_ALIGNMENT)

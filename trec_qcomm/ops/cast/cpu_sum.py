@@ -8,18 +8,12 @@ import numpy as np
 
 from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.adjacent import group_end
-from trec_qcomm.ops.batch.rank_sum.cpu import plus
+from trec_qcomm.ops.batch.rank_sum.cpu import add
 from trec_qcomm.ops.cast.cpu import FP16, FP32, lines
 from trec_qcomm.ops.copying import copy
 from trec_qcomm.ops.float16 import half_value
 
 _STRETCH = 4096  # values, 16 KiB
-
-
-@inner(forceinline=True)
-def _add(sums, x):
-    for d in range(sums.size):
-        sums[d] = plus(sums[d], x[d])
 
 
 @inner(forceinline=True)
@@ -51,14 +45,14 @@ def _sum_stretch(words, halves, at, place, kind, sums, x, held, held_at):
         copy(sums, held)
     for p in range(at.size):
         if p == held_at and p > 0:
-            _add(sums, held)
+            add(sums, held)
         if p == 0 and held_at != 0:
             _read(words, halves, at[p] + place, kind, sums)
         else:
             _read(words, halves, at[p] + place, kind, x)
-            _add(sums, x)
+            add(sums, x)
     if held_at == at.size:
-        _add(sums, held)
+        add(sums, held)
 
 
 @kernel

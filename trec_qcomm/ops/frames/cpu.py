@@ -47,52 +47,32 @@ def checksum(words):
     return total
 
 
-@inner(forceinline=True)
-def _write_header(words, frame_nbytes, layout, call, codecs, num_rows, nbytes):
-    """Write a header and segment table, with 0 as the checksum. words: [..] uint32, a frame."""
-    count = codecs.size
-    words[0], words[1] = _MAGIC, _VERSION | np.uint32(call << 16)
-    words[2], words[3] = np.uint32(layout), np.uint32(count)
-    words[4:6].view(np.int64)[0] = frame_nbytes
-    words[6], words[7] = np.uint32(0), np.uint32(0)
-    for j in range(count):
-        words[8 + 3 * j] = np.uint32(codecs[j])
-        words[9 + 3 * j] = np.uint32(num_rows[j])
-        words[10 + 3 * j] = np.uint32(nbytes[j])
-    if count % 2:
-        words[8 + 3 * count] = np.uint32(0)
-
-
 @kernel
-def seal(buffer, frame_nbytes, counts, layouts, call, codecs, num_rows, nbytes):
-    """Write headers, segment tables and checksums; see frame.seal."""
+def seal(buffer, frame_nbytes, counts, layouts, call, codecs, num_rows, nbytes, only_headers):
+    """Write headers, segment tables and checksums; see frame.seal.
+
+    Args: only_headers: whether the buffer is for the headers alone; then the checksums are 0.
+    """
     begin, first = 0, 0
     for p in range(counts.size):
         if counts[p] == 0:
             continue
-        end = first + counts[p]
-        words = buffer[begin : begin + frame_nbytes[p]].view(np.uint64)
-        _write_header(
-            words.view(np.uint32), frame_nbytes[p], layouts[p], call, codecs[first:end],
-            num_rows[first:end], nbytes[first:end],
-        )  # fmt: skip
-        words[3] = checksum(words)
-        begin, first = begin + frame_nbytes[p], end
-
-
-@kernel
-def write_headers(headers, frame_nbytes, counts, layouts, call, codecs, num_rows, nbytes):
-    """Write headers and segment tables one behind the other, checksums 0. headers: [H] uint8."""
-    begin, first = 0, 0
-    for p in range(counts.size):
-        if counts[p] == 0:
-            continue
-        end, size = first + counts[p], (32 + 12 * counts[p] + 7) // 8 * 8
-        words = headers[begin : begin + size].view(np.uint32)
-        _write_header(
-            words, frame_nbytes[p], layouts[p], call, codecs[first:end], num_rows[first:end],
-            nbytes[first:end],
-        )  # fmt: skip
+        count, end = counts[p], first + counts[p]
+        size = (32 + 12 * count + 7) // 8 * 8 if only_headers else frame_nbytes[p]
+        words = buffer[begin : begin + size].view(np.uint64)
+        fields = words.view(np.uint32)
+        fields[0], fields[1] = _MAGIC, _VERSION | np.uint32(call << 16)
+        fields[2], fields[3] = np.uint32(layouts[p]), np.uint32(count)
+        words[2], words[3] = np.uint64(frame_nbytes[p]), np.uint64(0)
+        kinds, rows, sizes = codecs[first:end], num_rows[first:end], nbytes[first:end]
+        for j in range(count):
+            fields[8 + 3 * j] = np.uint32(kinds[j])
+            fields[9 + 3 * j] = np.uint32(rows[j])
+            fields[10 + 3 * j] = np.uint32(sizes[j])
+        if count % 2:
+            fields[8 + 3 * count] = np.uint32(0)
+        if not only_headers:
+            words[3] = checksum(words)
         begin, first = begin + size, end
 
 

@@ -1,6 +1,6 @@
 """Kernels of frame.py for the GPU. They write the same bytes as cpu.py, and the host never waits.
 
-The host knows what each header must say and writes it (cpu.write_headers), once for all calls that
+The host knows what each header must say and writes it (cpu.seal), once for all calls that
 differ only in their number. On the GPU one kernel puts the headers in front of the payload and adds
 up the checksums; another one compares both with what was received.
 Shapes: P frames that are not empty; in all of them S segments, W bytes, H words of 8 bytes of
@@ -18,8 +18,9 @@ from torch import Tensor
 from trec_qcomm.core.checks import new_flag
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.core.transfer import upload
+from trec_qcomm.ops.device import segment_of
 
-_BLOCK = 1024  # words of a block of the checksum, which one program adds up
+BLOCK = 1024  # words of a block of the checksum, which one program adds up
 _CHUNK = 2048  # words that one program copies
 _STEP = tl.constexpr(0x9E3779B97F4A7C15)
 
@@ -69,7 +70,7 @@ class FramesOnDevice:
             header_nbytes, begin, frame_nbytes: [P] int64 on CPU, multiples of 8: size of each
                 header, and place and size of each frame.
         """
-        first_block = exclusive_cumsum(-(-frame_nbytes // (8 * _BLOCK)))
+        first_block = exclusive_cumsum(-(-frame_nbytes // (8 * BLOCK)))
         zeros = torch.zeros(2 * len(begin), dtype=torch.int64)
         *vectors, sums_and_counts = upload(
             device, headers.view(torch.int64), exclusive_cumsum(header_nbytes // 8), begin // 8,
@@ -85,7 +86,7 @@ class FramesOnDevice:
             kernel[(self.num_blocks,)](
                 _words(buffer), self.headers, self.header_first, self.begin, self.size,
                 self.first_block, self.sums, self.arrived, *flags, call, num_frames,
-                STEPS=num_frames.bit_length(), BLOCK=_BLOCK,
+                STEPS=num_frames.bit_length(), BLOCK=BLOCK,
             )  # fmt: skip
 
 
@@ -134,30 +135,36 @@ def _block(words, headers, header_first, begin, size, first_block, call, num_fra
     [BLOCK], whether they are header [BLOCK], the header's words as expected [BLOCK], where the
     frame begins, and its size in words."""
     block = tl.program_id(0)
-    low, high = block * 0, block * 0 + num_frames - 1
-    for _ in tl.static_range(STEPS):  # the last frame whose first block is not behind this one
-        middle = (low + high + 1) >> 1
-        begins = tl.load(first_block + middle) <= block
-        low, high = tl.where(begins, middle, low), tl.where(begins, high, middle - 1)
-    place = (block - tl.load(first_block + low)) * BLOCK + tl.arange(0, BLOCK)
-    header = tl.load(header_first + low)
-    is_header = place < tl.load(header_first + low + 1) - header
+    frame = segment_of(block, first_block, num_frames, STEPS)
+    place = (block - tl.load(first_block + frame)) * BLOCK + tl.arange(0, BLOCK)
+    header = tl.load(header_first + frame)
+    is_header = place < tl.load(header_first + frame + 1) - header
     expected = tl.load(headers + header + place, mask=is_header, other=0)
     expected = tl.where(place == 0, expected | (call.to(tl.int64) << 48), expected)
-    return low, place, is_header, expected, tl.load(begin + low), tl.load(size + low)
+    return frame, place, is_header, expected, tl.load(begin + frame), tl.load(size + frame)
+
+
+@triton.jit
+def block_sum(number, word, counts, BLOCK):
+    """Return what block `number` adds to the checksum of its frame: see frame.checksum.
+
+    Args: word: [BLOCK] int64.  counts: [BLOCK], whether a word is in the frame and not the checksum
+        itself.
+    """
+    x = word.to(tl.uint64, bitcast=True) ^ _mix((tl.arange(0, BLOCK) + 1).to(tl.uint64) * _STEP)
+    term = tl.where(counts, x + (x >> 32) * (x & 0xFFFFFFFF), 0)
+    total = tl.sum(term, 0) + (number + 1).to(tl.uint64) * _STEP
+    return _mix(total).to(tl.int64, bitcast=True)
 
 
 @triton.jit
 def _checksum(frame, place, word, size, first_block, sums, arrived, BLOCK):
     """Add this program's block to its frame's checksum. Return whether it was the last one to do
     so, and if it was, the checksum, see frame.checksum."""
-    counts = (place < size) & (place != 3)  # without the checksum itself
-    x = word.to(tl.uint64, bitcast=True) ^ _mix((tl.arange(0, BLOCK) + 1).to(tl.uint64) * _STEP)
-    term = tl.where(counts, x + (x >> 32) * (x & 0xFFFFFFFF), 0)
     first = tl.load(first_block + frame)
     number = tl.program_id(0) - first
-    total = tl.sum(term, 0) + (number + 1).to(tl.uint64) * _STEP
-    tl.atomic_add(sums + frame, _mix(total).to(tl.int64, bitcast=True))
+    counts = (place < size) & (place != 3)
+    tl.atomic_add(sums + frame, block_sum(number, word, counts, BLOCK))
     before = tl.atomic_add(arrived + frame, 1)
     is_last = before == tl.load(first_block + frame + 1) - first - 1
     checksum = before * 0

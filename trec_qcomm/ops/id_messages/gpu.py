@@ -15,15 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trec_qcomm.core.transfer import download
+from trec_qcomm.ops.device import download, segment_of
 from trec_qcomm.ops.frames import gpu as frames
-from trec_qcomm.ops.frames.gpu import FramesOnDevice, _mix
+from trec_qcomm.ops.frames.gpu import BLOCK, FramesOnDevice, block_sum
 from trec_qcomm.ops.id_messages import cpu
 from trec_qcomm.ops.id_messages.cpu import HEADER_NBYTES
 
-_BLOCK = 1024  # words of a block of the checksum, which one program adds up
 _HEADER = tl.constexpr(HEADER_NBYTES // 8)
-_STEP = tl.constexpr(0x9E3779B97F4A7C15)
 
 
 def seal(buffer: Tensor, nbytes: Any, counts: Any, num_bags: int, flags: int) -> None:
@@ -58,11 +56,11 @@ def unseal(buffer: Tensor, count: int, known_flags: int, places: Any) -> tuple[i
     headers, sums, begins, first_block = read.split(
         [size, num_messages, num_messages + 1, num_messages + 1]
     )
-    _find[(1,)](words, begins, first_block, headers, num_words, num_messages, BLOCK=_BLOCK)
-    programs = -(-num_words // _BLOCK) + num_messages
+    _find[(1,)](words, begins, first_block, headers, num_words, num_messages, BLOCK=BLOCK)
+    programs = -(-num_words // BLOCK) + num_messages
     _add_up[(programs,)](
         words, begins, first_block, sums, num_messages, STEPS=num_messages.bit_length(),
-        BLOCK=_BLOCK,
+        BLOCK=BLOCK,
     )  # fmt: skip
     host = download(read).numpy()
     headers, sums = host[:size].reshape(num_messages, 4), host[size : size + num_messages]
@@ -123,17 +121,9 @@ def _add_up(
     """Add a block of a message to its checksum, see frame.checksum."""
     block = tl.program_id(0).to(tl.int64)
     if block < tl.load(first_block + num_messages):
-        low, high = block * 0, block * 0 + num_messages - 1
-        for _ in tl.static_range(STEPS):  # the last message whose first block is not behind this
-            middle = (low + high + 1) >> 1
-            is_behind = tl.load(first_block + middle) <= block
-            low, high = tl.where(is_behind, middle, low), tl.where(is_behind, high, middle - 1)
-        number, begin = block - tl.load(first_block + low), tl.load(begins + low)
-        i = tl.arange(0, BLOCK)
-        place = number * BLOCK + i
-        counts = (place < tl.load(begins + low + 1) - begin) & (place != 3)
+        message = segment_of(block, first_block, num_messages, STEPS)
+        number, begin = block - tl.load(first_block + message), tl.load(begins + message)
+        place = number * BLOCK + tl.arange(0, BLOCK)
+        counts = (place < tl.load(begins + message + 1) - begin) & (place != 3)
         word = tl.load(words + begin + place, mask=counts, other=0)
-        x = word.to(tl.uint64, bitcast=True) ^ _mix((i + 1).to(tl.uint64) * _STEP)
-        term = tl.where(counts, x + (x >> 32) * (x & 0xFFFFFFFF), 0)
-        total = tl.sum(term, 0) + (number + 1).to(tl.uint64) * _STEP
-        tl.atomic_add(sums + low, _mix(total).to(tl.int64, bitcast=True))
+        tl.atomic_add(sums + message, block_sum(number, word, counts, BLOCK))

@@ -7,8 +7,8 @@ where a finer table would cost more than it saves, so short segments have tables
 Long segments are *streams* of 2^16 indices, which share a table and can be coded side by side.
 
 Wire: FORMAT.md, "rans". `reference` is the definition. `cpu` writes and reads the same bytes, one
-segment at a time: `classes` chooses the classes, `header` codes numbers and weights, `stream` is
-the coder itself. `gpu` has the same parts for the kernels of ops.error_bound.
+segment at a time: `classes` chooses the classes, `header` codes what is not entropy coded, `stream`
+is the coder itself. `gpu` has the same parts for the kernels of ops.error_bound.
 
 Size: within 3 % of the segment's empirical entropy from some thousand indices on; an all-equal
 segment takes 4 to 7 bytes, an empty one none. There is no upper limit but the buffer's: where the

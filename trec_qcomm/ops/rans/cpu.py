@@ -1,8 +1,8 @@
 """rANS in numba. Same bytes as reference.py, which says what they mean.
 
-Here is the layout of a segment. classes.py chooses its classes, header.py codes numbers and
-weights, low_bits.py what is not entropy coded; stream.py is the coder of a stream, wide/ the one
-of long streams. Shapes: N indices, C streams of K states, W bytes.
+Here is the layout of a segment. classes.py chooses its classes, header.py writes and reads what is
+not entropy coded; stream.py is the coder of a stream, wide/ the one of long streams.
+Shapes: N indices, C streams of K states, W bytes.
 """
 
 import numpy as np
@@ -22,19 +22,17 @@ from trec_qcomm.ops.rans.classes import (
     table_nbits,
 )
 from trec_qcomm.ops.rans.header import (
-    get_varint,
-    get_weights,
-    put_varint,
-    put_weights,
-    varint_nbytes,
-)
-from trec_qcomm.ops.rans.low_bits import (
     get32,
     get_escapes,
     get_low_bits,
+    get_varint,
+    get_weights,
     put32,
     put_escapes,
     put_low_bits,
+    put_varint,
+    put_weights,
+    varint_nbytes,
 )
 from trec_qcomm.ops.rans.stream import (
     LOWER,

@@ -1,8 +1,9 @@
 """The coder of one stream in numba: its rANS states and the 16-bit words they give off.
 
-Up to four states are in registers; with more, four are coded at a time, so that their latencies
-overlap. Streams of 16 states and more are coded in vectors where the CPU has them: wide/. No
-loop branches on the data. M = 2^log slots; a state lies in 2^15..2^31 - 1.
+Two or four states are in registers; with more, four are coded at a time, so that their latencies
+overlap. A single state, of up to 255 indices, takes the loop that codes what is left over. Streams
+of 16 states and more are coded in vectors where the CPU has them: wide/. Only the loop that decodes
+what is left over branches on the data. M = 2^log slots; a state lies in 2^15..2^31 - 1.
 
 The encoder goes through the indices backwards, and writes the words in that order, so the last
 word of the stream comes first.
@@ -76,16 +77,6 @@ def _push_each(symbols, begin, tables, shifts, words, used, states):
 
 
 @inner
-def _push_one_state(symbols, tables, shifts, words, used, states):
-    """Encode symbols with one state."""
-    x = np.uint64(states[0])
-    for i in range(symbols.size - 1, -1, -1):
-        x, used = _push(x, symbols[i], tables, shifts, words, used)
-    states[0] = x
-    return used
-
-
-@inner
 def _push_two_states(symbols, tables, shifts, words, used, states):
     """Encode an even number of symbols with two states."""
     x0, x1 = np.uint64(states[0]), np.uint64(states[1])
@@ -154,16 +145,14 @@ def push_stream(q, base, shift, last, tables, log, symbols, words, states, ahead
             q[:whole], words[np.int64(used) :], table, states, base, shift, last, ahead
         )
     _fill_symbols(q, base, shift, last, symbols)
-    whole = q.size & -min(lanes, 4)
+    whole = q.size & -min(lanes, 4) if lanes > 1 else 0
     used = _push_each(symbols[: q.size], whole, by_symbol, shifts, words, used, states)
     symbols = symbols[:whole]
-    if lanes == 1:
-        used = _push_one_state(symbols, by_symbol, shifts, words, used, states)
-    elif lanes == 2:
+    if lanes == 2:
         used = _push_two_states(symbols, by_symbol, shifts, words, used, states)
     elif lanes == 4:
         used = _push_four_states(symbols, by_symbol, shifts, words, used, states)
-    else:
+    elif lanes > 4:
         used = _push_many_states(symbols, by_symbol, shifts, words, used, states)
     return np.int64(used)
 
@@ -201,26 +190,11 @@ def _pop(x, table, log, words, at):
 
 
 @inner
-def _pop_one_state(words, table, log, states, at, q):
-    """Decode with one state, four values at a time, as long as there are four words.
+def _pop_two_states(words, table, log, states, at, q):
+    """Decode with two states, four values at a time, as long as there are four words.
 
     Returns: (the number of values, the next word).
     """
-    x, i, enough = np.uint64(states[0]), 0, np.uint64(max(words.size - 3, 0))
-    while i + 4 <= q.size and at < enough:
-        g = q[i : i + 4]
-        x, at, g[0] = _pop(x, table, log, words, at)
-        x, at, g[1] = _pop(x, table, log, words, at)
-        x, at, g[2] = _pop(x, table, log, words, at)
-        x, at, g[3] = _pop(x, table, log, words, at)
-        i += 4
-    states[0] = x
-    return i, at
-
-
-@inner
-def _pop_two_states(words, table, log, states, at, q):
-    """Do what `_pop_one_state` does with two."""
     x0, x1 = np.uint64(states[0]), np.uint64(states[1])
     i, enough = 0, np.uint64(max(words.size - 3, 0))
     while i + 4 <= q.size and at < enough:
@@ -236,7 +210,7 @@ def _pop_two_states(words, table, log, states, at, q):
 
 @inner
 def _pop_four_states(words, table, log, states, at, q):
-    """Do what `_pop_one_state` does with four."""
+    """Do what `_pop_two_states` does with four."""
     x0, x1 = np.uint64(states[0]), np.uint64(states[1])
     x2, x3 = np.uint64(states[2]), np.uint64(states[3])
     i, enough = 0, np.uint64(max(words.size - 3, 0))
@@ -253,7 +227,7 @@ def _pop_four_states(words, table, log, states, at, q):
 
 @inner
 def _pop_many_states(words, table, log, states, at, q):
-    """Do what `_pop_one_state` does with 8 or more."""
+    """Do what `_pop_two_states` does with 8 or more."""
     i, enough = 0, np.uint64(max(words.size - 3, 0))
     while i + 4 <= q.size and at < enough:
         lane = i & (states.size - 4)
@@ -301,13 +275,11 @@ def pop_stream(words, table, log, states, q):
     parts = table.view(np.uint16).reshape(table.size, 4)
     values = table.view(np.int32).reshape(table.size, 2)
     views = parts, values, np.uint64(table.size - 1)
-    lanes, at, places = states.size, np.uint64(0), np.uint64(log)
-    if lanes == 1:
-        i, at = _pop_one_state(words, views, places, states, at, q)
-    elif lanes == 2:
+    lanes, i, at, places = states.size, 0, np.uint64(0), np.uint64(log)
+    if lanes == 2:
         i, at = _pop_two_states(words, views, places, states, at, q)
     elif lanes == 4:
         i, at = _pop_four_states(words, views, places, states, at, q)
-    else:
+    elif lanes > 4:
         i, at = _pop_many_states(words, views, places, states, at, q)
     return pop_rest(words, table, log, states, i, np.int64(at), q)

@@ -9,7 +9,7 @@ import numpy as np
 
 from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.adjacent import group_end, largest_group
-from trec_qcomm.ops.batch.rank_sum.cpu import plus
+from trec_qcomm.ops.batch.rank_sum.cpu import add
 from trec_qcomm.ops.copying import copy
 from trec_qcomm.ops.rowwise.cpu import decode_row, scaling
 
@@ -34,13 +34,7 @@ def _add(
                 sums if is_first else x, bits, q,
             )  # fmt: skip
             if not is_first:
-                _add_row(sums, x)
-
-
-@inner(forceinline=True)
-def _add_row(sums, x):
-    for d in range(sums.size):
-        sums[d] = plus(sums[d], x[d])
+                add(sums, x)
 
 
 @inner
@@ -61,7 +55,7 @@ def _add_held(out, begin_row, end_row, start, stride, dim, held):
     for i in range(begin_row, end_row):
         for t in range(start.size):
             begin = start[t] + i * stride
-            _add_row(out[begin : begin + dim], held[place : place + dim])
+            add(out[begin : begin + dim], held[place : place + dim])
             place += dim
 
 

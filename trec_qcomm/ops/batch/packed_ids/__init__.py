@@ -22,7 +22,6 @@ from torch import Tensor
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import ALIGNMENT, int64_tensor
 from trec_qcomm.ops.batch.packed_ids import cpu, cpu_read, reference
-from trec_qcomm.ops.batch.packed_ids.columns import BAGS, IDS, NUM_COLUMNS
 from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend, gpu_kernels
 
 _DTYPES = (torch.int32, torch.int64)
@@ -95,7 +94,7 @@ def encode(
     if backend == "gpu":
         return _encode_gpu(bags, counts, states_bags, room, alignment)
     ids, lengths = (tensor.to(torch.int64) for tensor in (bags.ids, bags.lengths))
-    plans = np.empty((len(bags.num_bags), NUM_COLUMNS), np.int64)
+    plans = np.empty(len(bags.num_bags), cpu.PLAN)
     per_message, nbytes = np.asarray(counts, np.int64), np.empty(len(counts), np.int64)
     numbers = arrays(ids, lengths)
     wrong, segment = cpu.plan_messages(
@@ -107,7 +106,7 @@ def encode(
     cpu.write_messages(
         *numbers, per_message, states_bags, room, plans, nbytes, payload.numpy()
     )  # fmt: skip
-    return PackedIds(payload, nbytes.tolist(), torch.from_numpy(plans[:, IDS].copy()))
+    return PackedIds(payload, nbytes.tolist(), torch.from_numpy(plans["ids"].copy()))
 
 
 def decode(
@@ -149,16 +148,15 @@ def decode(
 def _decode_cpu(
     payload: Tensor, places: tuple[Any, Any], num_bags: Tensor | None, num_segments: int
 ) -> tuple[Bags, Tensor]:
-    plans = np.zeros((len(places[0]) * num_segments, NUM_COLUMNS), np.int64)
+    plans = np.zeros(len(places[0]) * num_segments, cpu.PLAN)
     if num_bags is not None:
-        plans[:, BAGS] = num_bags.numpy()
+        plans["bags"] = num_bags.numpy()
     data, states_bags = payload.numpy(), num_bags is None
     _raise_wrong(*cpu_read.read_heads(data, *places, num_segments, states_bags, plans))
-    ids = torch.empty(int(plans[:, IDS].sum()), dtype=torch.int64)
-    lengths = torch.empty(int(plans[:, BAGS].sum()), dtype=torch.int64)
+    counts = torch.from_numpy(plans["bags"].copy()), torch.from_numpy(plans["ids"].copy())
+    lengths, ids = (torch.empty(int(count.sum()), dtype=torch.int64) for count in counts)
     out = lengths.numpy(), ids.numpy()
     _raise_wrong(*cpu_read.read_streams(data, places[1], num_segments, plans, *out))
-    counts = torch.from_numpy(plans[:, [BAGS, IDS]].T.copy())
     return Bags(ids, lengths, counts[0]), counts[1]
 
 

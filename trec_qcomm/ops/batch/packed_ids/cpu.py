@@ -9,18 +9,6 @@ stream: what comes later is written later, and a message ends in spare bytes.
 import numpy as np
 
 from trec_qcomm.jit import inner, kernel
-from trec_qcomm.ops.batch.packed_ids.columns import (
-    AT,
-    BAGS,
-    BASE,
-    BITS,
-    IDS,
-    KIND,
-    LENGTH_BASE,
-    LENGTH_BITS,
-    RUNS,
-    UNARY_NBYTES,
-)
 from trec_qcomm.ops.batch.packed_ids.reference import (
     GAPS,
     ITEMS_PER_BYTE,
@@ -36,6 +24,20 @@ from trec_qcomm.ops.bitpack.cpu import bit_length, store_uint64
 NEGATIVE, OTHER_SUM = -1, -2  # what is wrong with lengths
 _ONE = np.uint64(1)
 WIDE = 56  # bits up to which a word and the bits before it in a byte fit in 64
+PLAN = np.dtype(  # what describes a segment's bytes
+    [
+        ("bags", np.int64),
+        ("ids", np.int64),
+        ("length_bits", np.int64),  # bits of a packed length; 0: lengths are runs
+        ("length_base", np.int64),  # what is added to a packed length
+        ("runs", np.int64),  # encoder: number of runs; decoder: where they begin
+        ("kind", np.int64),  # words of ids: see reference.py
+        ("bits", np.int64),  # low bits of a word
+        ("base", np.int64),  # the smallest or the first id
+        ("unary_nbytes", np.int64),  # bytes of high parts
+        ("at", np.int64),  # where the segment's streams begin
+    ]
+)
 
 
 @inner(forceinline=True)
@@ -72,7 +74,7 @@ def _runs_nbytes(lengths, num_runs):
 
 @inner
 def _plan_lengths(lengths, plan):
-    """Set BAGS, IDS, LENGTH_BITS, LENGTH_BASE and RUNS. Return the bytes of (head, stream).
+    """Set bags, ids, runs and what says how lengths are packed. Return the bytes of (head, stream).
 
     The head is that part of it which follows the number of bags; it is 0 for a negative length.
     """
@@ -91,15 +93,15 @@ def _plan_lengths(lengths, plan):
     if low < 0:
         return 0, 0
     bits = bit_length(np.uint64(high - low))
-    plan[BAGS], plan[IDS], plan[RUNS] = n, total, num_runs
+    plan.bags, plan.ids, plan.runs = n, total, num_runs
     head = _varint_nbytes(np.uint64(low)) + _varint_nbytes(np.uint64(total))
     stream = (bits * n + 7) // 8
     if num_runs <= MAX_RUNS:
         nbytes = _runs_nbytes(lengths, num_runs)
         if nbytes <= head + stream:
-            plan[LENGTH_BITS], plan[LENGTH_BASE] = 0, 0
+            plan.length_bits, plan.length_base = 0, 0
             return 1 + nbytes, 0
-    plan[LENGTH_BITS], plan[LENGTH_BASE] = bits, low
+    plan.length_bits, plan.length_base = bits, low
     return 1 + head, stream
 
 
@@ -134,27 +136,27 @@ def _order_and_gaps(ids):
 
 @inner
 def _plan_offsets(ids, plan):
-    """Set KIND, BITS and BASE for ids in any order. Return the bytes of the stream."""
+    """Set kind, bits and base for ids in any order. Return the bytes of the stream."""
     low, high = ids[0], ids[0]
     for i in range(1, ids.size):
         low, high = min(low, ids[i]), max(high, ids[i])
-    plan[KIND], plan[BASE] = OFFSETS, low
-    plan[BITS] = bit_length(np.uint64(high) - np.uint64(low))
-    return (plan[BITS] * ids.size + 7) // 8
+    plan.kind, plan.base = OFFSETS, low
+    plan.bits = bit_length(np.uint64(high) - np.uint64(low))
+    return (plan.bits * ids.size + 7) // 8
 
 
 @inner
 def _plan_ids(ids, plan):
-    """Set KIND, BITS, BASE and UNARY_NBYTES. Return the bytes of the stream. ids: not empty."""
+    """Set kind, bits, base and unary_nbytes. Return the bytes of the stream. ids: not empty."""
     is_sorted, is_distinct, gaps, steps = _order_and_gaps(ids)
-    plan[UNARY_NBYTES] = 0
+    plan.unary_nbytes = 0
     if not is_sorted:
         return _plan_offsets(ids, plan)
     m, step = ids.size, np.int64(is_distinct)
     count = m - 1
-    plan[BASE], plan[KIND] = ids[0], STEPS if is_distinct else GAPS
-    plan[BITS] = bit_length(steps if is_distinct else gaps)
-    fewest = (plan[BITS] * count + 7) // 8
+    plan.base, plan.kind = ids[0], STEPS if is_distinct else GAPS
+    plan.bits = bit_length(steps if is_distinct else gaps)
+    fewest = (plan.bits * count + 7) // 8
     if count == 0:
         return fewest
     span = np.uint64(ids[m - 1]) - np.uint64(ids[0])
@@ -168,16 +170,16 @@ def _plan_ids(ids, plan):
         unary = (count + sums[bits - first] + 7) // 8
         nbytes = (bits * count + 7) // 8 + unary
         if nbytes < fewest:
-            fewest, plan[BITS], plan[UNARY_NBYTES] = nbytes, bits, unary
-            plan[KIND] = (STEPS if is_distinct else GAPS) + UNARY
+            fewest, plan.bits, plan.unary_nbytes = nbytes, bits, unary
+            plan.kind = (STEPS if is_distinct else GAPS) + UNARY
     return fewest
 
 
 @inner(forceinline=True)
 def _head_of_ids_nbytes(plan):
-    nbytes = 2 + _varint_nbytes(_zigzag(plan[BASE]))
-    if plan[KIND] & UNARY:
-        nbytes += _varint_nbytes(np.uint64(plan[UNARY_NBYTES]))
+    nbytes = 2 + _varint_nbytes(_zigzag(plan.base))
+    if plan.kind & UNARY:
+        nbytes += _varint_nbytes(np.uint64(plan.unary_nbytes))
     return nbytes
 
 
@@ -190,7 +192,7 @@ def plan_messages(ids, lengths, num_bags, counts, states_bags, room, alignment, 
         states_bags: whether each segment says how many bags it has.
         room: bytes that stay free before each message.
         alignment: what the size of each message is a multiple of.
-        plans: [S, NUM_COLUMNS] int64, written.  nbytes: [P] int64, written, `room` included.
+        plans: [S] PLAN, written.  nbytes: [P] int64, written, `room` included.
     Returns: (NEGATIVE, OTHER_SUM or 0, the segment).
     """
     begin, bag, first, s = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
@@ -206,10 +208,10 @@ def plan_messages(ids, lengths, num_bags, counts, states_bags, room, alignment, 
             head_nbytes, stream_nbytes = _plan_lengths(lengths[bag : bag + n], plan)
             if head_nbytes == 0:
                 return NEGATIVE, s
-            m = plan[IDS]
+            m = plan.ids
             if m > ids.size - first:
                 return OTHER_SUM, s
-            plan[AT] = stream
+            plan.at = stream
             stream += stream_nbytes
             if m:
                 stream += _plan_ids(ids[first : first + m], plan)
@@ -217,7 +219,7 @@ def plan_messages(ids, lengths, num_bags, counts, states_bags, room, alignment, 
             head += head_nbytes + (_varint_nbytes(np.uint64(n)) if states_bags else 0)
             bag, first, items, s = bag + n, first + m, items + n + m, s + 1
         for earlier in range(s - counts[p], s):
-            plans[earlier, AT] += begin + room + head
+            plans[earlier].at += begin + room + head
         size = max(head + stream + SPARE_NBYTES, (items + ITEMS_PER_BYTE - 1) // ITEMS_PER_BYTE)
         nbytes[p] = (room + size + alignment - 1) // alignment * alignment
         begin += nbytes[p]
@@ -249,19 +251,19 @@ def _put_runs(lengths, num_runs, out, at):
 def _put_head(plan, lengths, states_bags, out, at):
     """Write a segment's head. Return its end."""
     if states_bags:
-        at = _put_varint(out, at, np.uint64(plan[BAGS]))
-    out[at] = np.uint8(plan[LENGTH_BITS])
+        at = _put_varint(out, at, np.uint64(plan.bags))
+    out[at] = np.uint8(plan.length_bits)
     at += 1
-    if plan[LENGTH_BITS] == 0:
-        at = _put_runs(lengths, plan[RUNS], out, at)
+    if plan.length_bits == 0:
+        at = _put_runs(lengths, plan.runs, out, at)
     else:
-        at = _put_varint(out, at, np.uint64(plan[LENGTH_BASE]))
-        at = _put_varint(out, at, np.uint64(plan[IDS]))
-    if plan[IDS]:
-        out[at], out[at + 1] = np.uint8(plan[KIND]), np.uint8(plan[BITS])
-        at = _put_varint(out, at + 2, _zigzag(plan[BASE]))
-        if plan[KIND] & UNARY:
-            at = _put_varint(out, at, np.uint64(plan[UNARY_NBYTES]))
+        at = _put_varint(out, at, np.uint64(plan.length_base))
+        at = _put_varint(out, at, np.uint64(plan.ids))
+    if plan.ids:
+        out[at], out[at + 1] = np.uint8(plan.kind), np.uint8(plan.bits)
+        at = _put_varint(out, at + 2, _zigzag(plan.base))
+        if plan.kind & UNARY:
+            at = _put_varint(out, at, np.uint64(plan.unary_nbytes))
     return at
 
 
@@ -333,19 +335,19 @@ def _put_low_and_high(ids, step, bits, out, at, high_at):
 @inner
 def _put_streams(plan, lengths, ids, out):
     """Write a segment's lengths and ids. Return their end."""
-    at, none = plan[AT], np.uint64(0)
-    if plan[LENGTH_BITS]:
-        base, bits = np.uint64(plan[LENGTH_BASE]), plan[LENGTH_BITS]
+    at, none = plan.at, np.uint64(0)
+    if plan.length_bits:
+        base, bits = np.uint64(plan.length_base), plan.length_bits
         _put_low_bits(lengths, 0, False, base, none, bits, out, at)
         at += (bits * lengths.size + 7) // 8
     if ids.size == 0:
         return at
-    kind, base = plan[KIND] & 3, np.uint64(plan[BASE])
-    first, step, bits = np.int64(kind != OFFSETS), np.uint64(kind == STEPS), plan[BITS]
+    kind, base = plan.kind & 3, np.uint64(plan.base)
+    first, step, bits = np.int64(kind != OFFSETS), np.uint64(kind == STEPS), plan.bits
     end = at + (bits * (ids.size - first) + 7) // 8
-    if plan[KIND] & UNARY:
+    if plan.kind & UNARY:
         _put_low_and_high(ids, step, bits, out, at, end)
-        return end + plan[UNARY_NBYTES]
+        return end + plan.unary_nbytes
     _put_low_bits(ids, first, kind != OFFSETS, base, step, bits, out, at)
     return end
 
@@ -359,7 +361,7 @@ def write_messages(ids, lengths, counts, states_bags, room, plans, nbytes, out):
             continue
         at, streams_end = end + room, np.int64(0)
         for j in range(s, s + counts[p]):
-            n, m, plan = plans[j, BAGS], plans[j, IDS], plans[j]
+            n, m, plan = plans[j].bags, plans[j].ids, plans[j]
             at = _put_head(plan, lengths[bag : bag + n], states_bags, out, at)
             streams_end = _put_streams(plan, lengths[bag : bag + n], ids[first : first + m], out)
             bag, first = bag + n, first + m

@@ -11,18 +11,6 @@ from numba import types
 from numba.extending import intrinsic
 
 from trec_qcomm.jit import inner, kernel
-from trec_qcomm.ops.batch.packed_ids.columns import (
-    AT,
-    BAGS,
-    BASE,
-    BITS,
-    IDS,
-    KIND,
-    LENGTH_BASE,
-    LENGTH_BITS,
-    RUNS,
-    UNARY_NBYTES,
-)
 from trec_qcomm.ops.batch.packed_ids.cpu import WIDE, mask_of
 from trec_qcomm.ops.batch.packed_ids.reference import (
     ITEMS_PER_BYTE,
@@ -88,10 +76,10 @@ def _take_run(data, at, end, is_last, left, limit):
 
 @inner
 def _take_runs(data, at, end, limit, plan):
-    """Check the runs and set IDS to their sum. Return (their end, OK or what is wrong)."""
-    plan[RUNS] = at
+    """Check the runs and set `ids` to their sum. Return (their end, OK or what is wrong)."""
+    plan.runs = at
     num_runs, at, wrong = _take_count(data, at, end, limit)
-    left, total = plan[BAGS], np.int64(0)
+    left, total = plan.bags, np.int64(0)
     if wrong == OK and (num_runs > left or (num_runs > 0) != (left > 0)):
         wrong = BAD_RUNS
     for run in range(num_runs if wrong == OK else 0):
@@ -101,15 +89,15 @@ def _take_runs(data, at, end, limit, plan):
         if wrong != OK:
             return at, wrong
         total, left = total + value * count, left - count
-    plan[IDS] = total
+    plan.ids = total
     return at, BAD_RUNS if wrong == OK and left else wrong
 
 
 @inner
 def _take_kind(data, at, end, plan):
     """Read what the head says of the ids. Return (its end, OK or what is wrong)."""
-    plan[KIND], plan[BITS], plan[BASE], plan[UNARY_NBYTES] = 0, 0, 0, 0
-    if plan[IDS] == 0:
+    plan.kind, plan.bits, plan.base, plan.unary_nbytes = 0, 0, 0, 0
+    if plan.ids == 0:
         return at, OK
     if end - at < 2:
         return at, BAD_SIZE
@@ -119,10 +107,10 @@ def _take_kind(data, at, end, plan):
     if bits > (MAX_UNARY_BITS if kind & UNARY else 64):
         return at, BAD_BITS
     zigzag, at, wrong = _take_varint(data, at + 2, end)
-    plan[KIND], plan[BITS] = kind, bits
-    plan[BASE] = np.int64(zigzag >> _ONE) ^ -np.int64(zigzag & _ONE)
+    plan.kind, plan.bits = kind, bits
+    plan.base = np.int64(zigzag >> _ONE) ^ -np.int64(zigzag & _ONE)
     if wrong == OK and kind & UNARY:
-        plan[UNARY_NBYTES], at, wrong = _take_count(data, at, end, end)
+        plan.unary_nbytes, at, wrong = _take_count(data, at, end, end)
         wrong = BAD_SIZE if wrong == TOO_MANY else wrong
     return at, wrong
 
@@ -132,23 +120,23 @@ def _take_head(data, at, end, states_bags, limit, plan):
     """Read a segment's head. Return (its end, OK or what is wrong)."""
     wrong = OK
     if states_bags:
-        plan[BAGS], at, wrong = _take_count(data, at, end, limit)
-    elif plan[BAGS] > limit:
+        plan.bags, at, wrong = _take_count(data, at, end, limit)
+    elif plan.bags > limit:
         wrong = TOO_MANY
     if wrong != OK:
         return at, wrong
     if at >= end:
         return at, BAD_SIZE
-    plan[LENGTH_BITS], plan[LENGTH_BASE], plan[RUNS] = np.int64(data[at]), 0, 0
+    plan.length_bits, plan.length_base, plan.runs = np.int64(data[at]), 0, 0
     at += 1
-    if plan[LENGTH_BITS] == 0:
+    if plan.length_bits == 0:
         at, wrong = _take_runs(data, at, end, limit, plan)
-    elif plan[LENGTH_BITS] > MAX_LENGTH_BITS:
+    elif plan.length_bits > MAX_LENGTH_BITS:
         wrong = BAD_BITS
     else:
-        plan[LENGTH_BASE], at, wrong = _take_count(data, at, end, limit)
+        plan.length_base, at, wrong = _take_count(data, at, end, limit)
         if wrong == OK:
-            plan[IDS], at, wrong = _take_count(data, at, end, limit)
+            plan.ids, at, wrong = _take_count(data, at, end, limit)
     if wrong != OK:
         return at, wrong
     return _take_kind(data, at, end, plan)
@@ -156,15 +144,15 @@ def _take_head(data, at, end, states_bags, limit, plan):
 
 @inner
 def _place_streams(at, end, plan):
-    """Set AT. Return the end of the segment's streams, or -1 where they do not fit."""
-    plan[AT] = at
-    bits, n = plan[LENGTH_BITS], plan[BAGS]
+    """Set `at`. Return the end of the segment's streams, or -1 where they do not fit."""
+    plan.at = at
+    bits, n = plan.length_bits, plan.bags
     at += (bits * n + 7) // 8
-    words = plan[IDS] - np.int64(plan[IDS] > 0 and plan[KIND] & 3 != OFFSETS)
-    at += (plan[BITS] * words + 7) // 8
-    if at > end or plan[UNARY_NBYTES] > end - at:
+    words = plan.ids - np.int64(plan.ids > 0 and plan.kind & 3 != OFFSETS)
+    at += (plan.bits * words + 7) // 8
+    if at > end or plan.unary_nbytes > end - at:
         return np.int64(-1)
-    return at + plan[UNARY_NBYTES]
+    return at + plan.unary_nbytes
 
 
 @kernel
@@ -173,7 +161,7 @@ def read_heads(data, begins, ends, count, states_bags, plans):
 
     Args:
         data: [W] uint8.  begins, ends: [P] int64, message by message, their headers left out.
-        plans: [P * count, NUM_COLUMNS] int64, written; its BAGS are given unless `states_bags`.
+        plans: [P * count] cpu.PLAN, written; its bags are given unless `states_bags`.
     Returns: (OK or what is wrong, the segment).
     """
     for p in range(begins.size):
@@ -183,7 +171,7 @@ def read_heads(data, begins, ends, count, states_bags, plans):
             at, wrong = _take_head(data, at, end, states_bags, limit, plans[s])
             if wrong != OK:
                 return wrong, s
-            items += plans[s, BAGS] + plans[s, IDS]
+            items += plans[s].bags + plans[s].ids
             if items > limit:
                 return TOO_MANY, s
         for s in range(p * count, (p + 1) * count):
@@ -254,20 +242,20 @@ def _sum_up(ids, step):
 def _read_lengths(data, end, plan, lengths):
     """Fill lengths [n]. Return whether they add up to the ids."""
     total = np.int64(0)
-    if plan[LENGTH_BITS] == 0:
-        num_runs, at, _ = _take_varint(data, plan[RUNS], end)
+    if plan.length_bits == 0:
+        num_runs, at, _ = _take_varint(data, plan.runs, end)
         for run in range(np.int64(num_runs)):
             is_last, left = run == np.int64(num_runs) - 1, lengths.size - total
             value, count, at, _ = _take_run(data, at, end, is_last, left, np.int64(1) << 62)
             lengths[total : total + count] = value
             total += count
         return True
-    _take_words(data, plan[AT], plan[LENGTH_BITS], np.uint64(plan[LENGTH_BASE]), lengths)
+    _take_words(data, plan.at, plan.length_bits, np.uint64(plan.length_base), lengths)
     too_many = False
     for i in range(lengths.size):
         total += lengths[i]
-        too_many |= total > plan[IDS]
-    return total == plan[IDS] and not too_many
+        too_many |= total > plan.ids
+    return total == plan.ids and not too_many
 
 
 @inner
@@ -275,17 +263,17 @@ def _read_ids(data, plan, ids):
     """Fill ids [m]. Return whether there is one high part for each word, where there are any."""
     if ids.size == 0:
         return True
-    kind, bits, base = plan[KIND] & 3, plan[BITS], np.uint64(plan[BASE])
-    at = plan[AT] + (plan[LENGTH_BITS] * plan[BAGS] + 7) // 8
+    kind, bits, base = plan.kind & 3, plan.bits, np.uint64(plan.base)
+    at = plan.at + (plan.length_bits * plan.bags + 7) // 8
     first = np.int64(kind != OFFSETS)
     words = ids[first:]
     _take_words(data, at, bits, np.uint64(0) if first else base, words)
-    if plan[KIND] & UNARY:
+    if plan.kind & UNARY:
         at += (bits * words.size + 7) // 8
-        if not _add_high_parts(data, at, plan[UNARY_NBYTES], bits, words):
+        if not _add_high_parts(data, at, plan.unary_nbytes, bits, words):
             return False
     if first:
-        ids[0] = plan[BASE]
+        ids[0] = plan.base
         _sum_up(ids, np.int64(kind == STEPS))
     return True
 
@@ -299,7 +287,7 @@ def read_streams(data, ends, count, plans, lengths, ids):
     bag, first = np.int64(0), np.int64(0)
     for s in range(ends.size * count):
         plan = plans[s]
-        n, m = plan[BAGS], plan[IDS]
+        n, m = plan.bags, plan.ids
         if not _read_lengths(data, ends[s // count], plan, lengths[bag : bag + n]):
             return BAD_SUM, s
         if not _read_ids(data, plan, ids[first : first + m]):

@@ -18,6 +18,13 @@ def plus(a, b):
     return total if total == total else _NAN
 
 
+@inner(forceinline=True)
+def add(sums, x):
+    """Add x [N] to sums [N], in place."""
+    for i in range(sums.size):
+        sums[i] = plus(sums[i], x[i])
+
+
 @kernel
 def rank_sum(parts, out):
     """Write out[i] = parts[0, i] + parts[1, i] + ... One-dimensional slices vectorize."""

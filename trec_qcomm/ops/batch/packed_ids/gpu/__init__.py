@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.core.segments import exclusive_cumsum, int64_tensor
-from trec_qcomm.ops.batch.packed_ids.columns import BAGS, NUM_COLUMNS
+from trec_qcomm.ops.batch.packed_ids.gpu import columns
 from trec_qcomm.ops.batch.packed_ids.gpu.plan import lay_out, plan
 from trec_qcomm.ops.batch.packed_ids.gpu.read import BAD_DTYPE, REASONS, find_ones, read, read_heads
 from trec_qcomm.ops.batch.packed_ids.gpu.write import place_ones, write
@@ -48,7 +48,7 @@ def encode(
     )
     ends = lengths.cumsum(0, dtype=torch.int64)
     bags = ids, lengths, ends, first_bag
-    plans = torch.zeros(num_segments, NUM_COLUMNS, dtype=torch.int64, device=device)
+    plans = torch.zeros(num_segments, columns.NUM_COLUMNS.value, dtype=torch.int64, device=device)
     runs = torch.empty(num_segments, 2 * MAX_RUNS, dtype=torch.int64, device=device)
     sizes, head_at = torch.empty(3 * num_segments, dtype=torch.int64, device=device).split(
         [2 * num_segments, num_segments]
@@ -64,7 +64,7 @@ def encode(
         lay_out, len(counts), plans, sizes, first_segment, nbytes, head_at, wrong, num_segments,
         room, alignment, BLOCK=_SEGMENTS,
     )  # fmt: skip
-    num_ids = plans[:, BAGS + 1]
+    num_ids = plans[:, columns.IDS.value]
     host = download(torch.cat([nbytes, num_ids, wrong[:1], ends[-1:]]))
     on_host, ids_on_host, rest = host.split(
         [len(counts), num_segments, len(host) - len(counts) - num_segments]
@@ -102,14 +102,14 @@ def decode(
     states_bags = num_bags is None
     given = torch.zeros(0, dtype=torch.int64) if num_bags is None else num_bags
     begins, ends, given = upload(device, begins, ends, given)
-    plans = torch.zeros(total, NUM_COLUMNS, dtype=torch.int64, device=device)
+    plans = torch.zeros(total, columns.NUM_COLUMNS.value, dtype=torch.int64, device=device)
     heads_end, flag = torch.empty_like(begins), no_segment(device)
     launch(
         read_heads, len(begins), payload, begins, ends, given, plans, heads_end, flag, num_segments,
         STATES=states_bags,
     )  # fmt: skip
-    counts = torch.cat([plans[:, BAGS], plans[:, BAGS + 1], flag.to(torch.int64)])
-    host = download(counts)
+    counts = plans[:, columns.BAGS.value], plans[:, columns.IDS.value]
+    host = download(torch.cat([*counts, flag.to(torch.int64)]))
     bags_and_ids, bad = host[:-1].view(2, total), int(host[-1])
     none = torch.empty(0, dtype=torch.int64, device=device)
     if bad >= 0:

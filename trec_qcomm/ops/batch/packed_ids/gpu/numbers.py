@@ -5,15 +5,8 @@
 import triton
 import triton.language as tl
 
-from trec_qcomm.ops.batch.packed_ids import columns, reference
+from trec_qcomm.ops.batch.packed_ids import reference
 
-BAGS, IDS = tl.constexpr(columns.BAGS), tl.constexpr(columns.IDS)
-LENGTH_BITS = tl.constexpr(columns.LENGTH_BITS)
-LENGTH_BASE = tl.constexpr(columns.LENGTH_BASE)
-RUNS, KIND = tl.constexpr(columns.RUNS), tl.constexpr(columns.KIND)
-BITS, BASE = tl.constexpr(columns.BITS), tl.constexpr(columns.BASE)
-UNARY_NBYTES, AT = tl.constexpr(columns.UNARY_NBYTES), tl.constexpr(columns.AT)
-NUM_COLUMNS = tl.constexpr(columns.NUM_COLUMNS)
 OFFSETS, GAPS = tl.constexpr(reference.OFFSETS), tl.constexpr(reference.GAPS)
 STEPS, UNARY = tl.constexpr(reference.STEPS), tl.constexpr(reference.UNARY)
 MAX_RUNS = tl.constexpr(reference.MAX_RUNS)

@@ -9,24 +9,14 @@ import triton
 import triton.language as tl
 
 from trec_qcomm.ops.batch.packed_ids import reference
+from trec_qcomm.ops.batch.packed_ids.gpu import columns
 from trec_qcomm.ops.batch.packed_ids.gpu.numbers import (
-    AT,
-    BAGS,
-    BASE,
-    BITS,
     GAPS,
-    IDS,
-    KIND,
-    LENGTH_BASE,
-    LENGTH_BITS,
     MAX_RUNS,
     MAX_UNARY_BITS,
-    NUM_COLUMNS,
     OFFSETS,
-    RUNS,
     STEPS,
     UNARY,
-    UNARY_NBYTES,
     bit_length,
     ids_of_segment,
     varint_nbytes,
@@ -174,18 +164,18 @@ def plan(
     head += 1
     if STATES_BAGS:
         head += varint_nbytes(n)
-    row = plans + s * NUM_COLUMNS
-    tl.store(row + BAGS, n)
-    tl.store(row + IDS, m)
-    tl.store(row + LENGTH_BITS, length_bits)
-    tl.store(row + LENGTH_BASE, low)
-    tl.store(row + RUNS, num_runs)
+    row = plans + s * columns.NUM_COLUMNS
+    tl.store(row + columns.BAGS, n)
+    tl.store(row + columns.IDS, m)
+    tl.store(row + columns.LENGTH_BITS, length_bits)
+    tl.store(row + columns.LENGTH_BASE, low)
+    tl.store(row + columns.RUNS, num_runs)
     if m > 0:
         kind, bits, base, unary_nbytes, nbytes = _words(ids + first, m, BLOCK)
-        tl.store(row + KIND, kind)
-        tl.store(row + BITS, bits)
-        tl.store(row + BASE, base)
-        tl.store(row + UNARY_NBYTES, unary_nbytes)
+        tl.store(row + columns.KIND, kind)
+        tl.store(row + columns.BITS, bits)
+        tl.store(row + columns.BASE, base)
+        tl.store(row + columns.UNARY_NBYTES, unary_nbytes)
         stream += nbytes
         head += 2 + varint_nbytes(zigzag(base))
         head += tl.where((kind & UNARY) > 0, varint_nbytes(unary_nbytes), 0)
@@ -211,14 +201,14 @@ def lay_out(
     tile = begin
     while tile < end:
         s = tile + tl.arange(0, BLOCK)
-        there, row = s < end, plans + s * NUM_COLUMNS
+        there, row = s < end, plans + s * columns.NUM_COLUMNS
         head_nbytes = tl.load(sizes + s, mask=there, other=0)
         stream_nbytes = tl.load(sizes + num_segments + s, mask=there, other=0)
         tl.store(wrong, 1, mask=tl.min(head_nbytes, 0) < 0)
         tl.store(head_at + s, room + head + tl.cumsum(head_nbytes, 0) - head_nbytes, mask=there)
-        tl.store(row + AT, stream + tl.cumsum(stream_nbytes, 0) - stream_nbytes, mask=there)
-        items += tl.sum(tl.load(row + BAGS, mask=there, other=0), 0)
-        items += tl.sum(tl.load(row + IDS, mask=there, other=0), 0)
+        tl.store(row + columns.AT, stream + tl.cumsum(stream_nbytes, 0) - stream_nbytes, mask=there)
+        items += tl.sum(tl.load(row + columns.BAGS, mask=there, other=0), 0)
+        items += tl.sum(tl.load(row + columns.IDS, mask=there, other=0), 0)
         head += tl.sum(head_nbytes, 0)
         stream += tl.sum(stream_nbytes, 0)
         tile += BLOCK
@@ -230,6 +220,6 @@ def lay_out(
     tile = begin
     while tile < end:  # the places of streams, now that the size of all heads is known
         s = tile + tl.arange(0, BLOCK)
-        at = plans + s * NUM_COLUMNS + AT
+        at = plans + s * columns.NUM_COLUMNS + columns.AT
         tl.store(at, tl.load(at, mask=s < end, other=0) + room + head, mask=s < end)
         tile += BLOCK

@@ -10,23 +10,13 @@ import triton
 import triton.language as tl
 
 from trec_qcomm.ops.batch.packed_ids import cpu_read, reference
+from trec_qcomm.ops.batch.packed_ids.gpu import columns
 from trec_qcomm.ops.batch.packed_ids.gpu.numbers import (
-    AT,
-    BAGS,
-    BASE,
-    BITS,
-    IDS,
-    KIND,
-    LENGTH_BASE,
-    LENGTH_BITS,
     MAX_LENGTH_BITS,
     MAX_UNARY_BITS,
-    NUM_COLUMNS,
     OFFSETS,
-    RUNS,
     STEPS,
     UNARY,
-    UNARY_NBYTES,
     mask_of,
 )
 
@@ -120,9 +110,9 @@ def _take_lengths(data, at, end, limit, n, row, wrong):
     else:
         base, at, wrong = _take_count(data, at, end, limit, wrong)
         m, at, wrong = _take_count(data, at, end, limit, wrong)
-    tl.store(row + LENGTH_BITS, length_bits)
-    tl.store(row + LENGTH_BASE, base)
-    tl.store(row + RUNS, runs_at)
+    tl.store(row + columns.LENGTH_BITS, length_bits)
+    tl.store(row + columns.LENGTH_BASE, base)
+    tl.store(row + columns.RUNS, runs_at)
     return m, (length_bits * n + 7) // 8, at, wrong
 
 
@@ -139,10 +129,10 @@ def _take_kind(data, at, end, m, row, wrong):
     if (kind & UNARY) > 0:
         unary_nbytes, at, wrong = _take_count(data, at, end, end, wrong)
         wrong = tl.where(wrong == _TOO_MANY, _BAD_SIZE, wrong)
-    tl.store(row + KIND, kind)
-    tl.store(row + BITS, bits)
-    tl.store(row + BASE, (number >> 1).to(tl.int64) ^ -(number & 1).to(tl.int64))
-    tl.store(row + UNARY_NBYTES, unary_nbytes)
+    tl.store(row + columns.KIND, kind)
+    tl.store(row + columns.BITS, bits)
+    tl.store(row + columns.BASE, (number >> 1).to(tl.int64) ^ -(number & 1).to(tl.int64))
+    tl.store(row + columns.UNARY_NBYTES, unary_nbytes)
     num_words = m - ((kind & 3) != OFFSETS).to(tl.int64)
     return (bits * num_words + 7) // 8 + unary_nbytes, at, wrong
 
@@ -161,16 +151,16 @@ def read_heads(data, begins, ends, num_bags, plans, heads_end, flag, count, STAT
     limit, items, streams = (end - at) * _ITEMS_PER_BYTE, at * 0, at * 0
     wrong, s = tl.cast(0, tl.int32), p * count
     while (wrong == _OK) & (s < (p + 1) * count):
-        row = plans + s * NUM_COLUMNS
+        row = plans + s * columns.NUM_COLUMNS
         if STATES:
             n, at, wrong = _take_count(data, at, end, limit, wrong)
         else:
             n = tl.load(num_bags + s)
             wrong = tl.where(n > limit, _TOO_MANY, wrong)
         m, nbytes, at, wrong = _take_lengths(data, at, end, limit, n, row, wrong)
-        tl.store(row + BAGS, n)
-        tl.store(row + IDS, m)
-        tl.store(row + AT, streams)
+        tl.store(row + columns.BAGS, n)
+        tl.store(row + columns.IDS, m)
+        tl.store(row + columns.AT, streams)
         if m > 0:
             id_nbytes, at, wrong = _take_kind(data, at, end, m, row, wrong)
             nbytes += id_nbytes
@@ -206,14 +196,14 @@ def find_ones(data, plans, heads_end, first_id, ones, flag, count, BLOCK: tl.con
     Args: ones: [N] int64, written: that of the word from an id to the next at the latter's place.
     """
     s = tl.program_id(0).to(tl.int64)
-    row = plans + s * NUM_COLUMNS
-    m, kind = tl.load(row + IDS), tl.load(row + KIND)
+    row = plans + s * columns.NUM_COLUMNS
+    m, kind = tl.load(row + columns.IDS), tl.load(row + columns.KIND)
     if (m > 0) & ((kind & UNARY) > 0):
         skip = ((kind & 3) != OFFSETS).to(tl.int64)
-        num_words, nbytes = m - skip, tl.load(row + UNARY_NBYTES)
-        at = tl.load(heads_end + s // count) + tl.load(row + AT)
-        at += (tl.load(row + LENGTH_BITS) * tl.load(row + BAGS) + 7) // 8
-        at += (tl.load(row + BITS) * num_words + 7) // 8
+        num_words, nbytes = m - skip, tl.load(row + columns.UNARY_NBYTES)
+        at = tl.load(heads_end + s // count) + tl.load(row + columns.AT)
+        at += (tl.load(row + columns.LENGTH_BITS) * tl.load(row + columns.BAGS) + 7) // 8
+        at += (tl.load(row + columns.BITS) * num_words + 7) // 8
         out = ones + tl.load(first_id + s) + skip
         before, begin, last = m * 0, m * 0, m * 0 - 1
         while begin < nbytes:
@@ -264,15 +254,16 @@ def read(
     Args: lengths: [B], ids: [N], int32 or int64, written.
     """
     s = tl.program_id(0).to(tl.int64)
-    row = plans + s * NUM_COLUMNS
+    row = plans + s * columns.NUM_COLUMNS
     p = s // count
-    at, n, m = tl.load(heads_end + p) + tl.load(row + AT), tl.load(row + BAGS), tl.load(row + IDS)
+    at = tl.load(heads_end + p) + tl.load(row + columns.AT)
+    n, m = tl.load(row + columns.BAGS), tl.load(row + columns.IDS)
     lengths += tl.load(first_bag + s)
-    length_bits, wrong = tl.load(row + LENGTH_BITS), tl.cast(0, tl.int32)
+    length_bits, wrong = tl.load(row + columns.LENGTH_BITS), tl.cast(0, tl.int32)
     if length_bits == 0:
-        wrong = _fill_runs(data, tl.load(row + RUNS), tl.load(ends + p), n, lengths, BLOCK)
+        wrong = _fill_runs(data, tl.load(row + columns.RUNS), tl.load(ends + p), n, lengths, BLOCK)
     else:
-        base, total, begin = tl.load(row + LENGTH_BASE), n * 0, n * 0
+        base, total, begin = tl.load(row + columns.LENGTH_BASE), n * 0, n * 0
         while (begin < n) & (total <= m):
             i = begin + tl.arange(0, BLOCK)
             number = _take_words(words, num_words, at, i, i < n, length_bits).to(tl.int64) + base
@@ -285,8 +276,8 @@ def read(
         wrong = tl.where(total != m, _BAD_SUM, wrong)
         at += (length_bits * n + 7) // 8
     if m > 0:
-        kind, bits, base = tl.load(row + KIND), tl.load(row + BITS), tl.load(row + BASE)
-        first = tl.load(first_id + s)
+        kind, bits = tl.load(row + columns.KIND), tl.load(row + columns.BITS)
+        base, first = tl.load(row + columns.BASE), tl.load(first_id + s)
         is_gap, has_high = (kind & 3) != OFFSETS, (kind & UNARY) > 0
         step, skip = ((kind & 3) == STEPS).to(tl.int64), is_gap.to(tl.int64)
         # With gaps each id is the sum of all words so far, and the first one's word is 0.

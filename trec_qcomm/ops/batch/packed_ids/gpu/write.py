@@ -8,22 +8,12 @@ Each byte of a stream is put together by one lane, from the words that have bits
 import triton
 import triton.language as tl
 
+from trec_qcomm.ops.batch.packed_ids.gpu import columns
 from trec_qcomm.ops.batch.packed_ids.gpu.numbers import (
-    AT,
-    BAGS,
-    BASE,
-    BITS,
-    IDS,
-    KIND,
-    LENGTH_BASE,
-    LENGTH_BITS,
     MAX_RUNS,
-    NUM_COLUMNS,
     OFFSETS,
-    RUNS,
     STEPS,
     UNARY,
-    UNARY_NBYTES,
     bit_length,
     first_id,
     mask_of,
@@ -41,11 +31,11 @@ def place_ones(ids, ends, first_bag, plans, ones, num_ids, BLOCK: tl.constexpr):
         next at the place of the latter.
     """
     s = tl.program_id(0).to(tl.int64)
-    row = plans + s * NUM_COLUMNS
-    if (tl.load(row + IDS) > 0) & (tl.load(row + UNARY_NBYTES) > 0):
+    row = plans + s * columns.NUM_COLUMNS
+    if (tl.load(row + columns.IDS) > 0) & (tl.load(row + columns.UNARY_NBYTES) > 0):
         first = first_id(ends, tl.load(first_bag + s), num_ids)
-        m, shift = tl.load(row + IDS), tl.load(row + BITS).to(tl.uint64)
-        step = (tl.load(row + KIND) == STEPS + UNARY).to(tl.int64)
+        m, shift = tl.load(row + columns.IDS), tl.load(row + columns.BITS).to(tl.uint64)
+        step = (tl.load(row + columns.KIND) == STEPS + UNARY).to(tl.int64)
         before, begin = tl.cast(0, tl.int64), tl.cast(1, tl.int64)
         while begin < m:
             i = begin + tl.arange(0, BLOCK)
@@ -110,12 +100,12 @@ def _put_high_parts(ones, count, nbytes, out, BLOCK: tl.constexpr):
 def _put_head(row, runs, out, at, STATES_BAGS: tl.constexpr):
     """Write a segment's head. runs: pointer to its runs."""
     if STATES_BAGS:
-        at = put_varint(out, at, tl.load(row + BAGS))
-    length_bits, m = tl.load(row + LENGTH_BITS), tl.load(row + IDS)
+        at = put_varint(out, at, tl.load(row + columns.BAGS))
+    length_bits, m = tl.load(row + columns.LENGTH_BITS), tl.load(row + columns.IDS)
     tl.store(out + at, length_bits.to(tl.uint8))
     at += 1
     if length_bits == 0:
-        num_runs, run = tl.load(row + RUNS), tl.cast(0, tl.int64)
+        num_runs, run = tl.load(row + columns.RUNS), tl.cast(0, tl.int64)
         at = put_varint(out, at, num_runs)
         while run < num_runs:
             at = put_varint(out, at, tl.load(runs + 2 * run))
@@ -123,15 +113,15 @@ def _put_head(row, runs, out, at, STATES_BAGS: tl.constexpr):
                 at = put_varint(out, at, tl.load(runs + 2 * run + 1))
             run += 1
     else:
-        at = put_varint(out, at, tl.load(row + LENGTH_BASE))
+        at = put_varint(out, at, tl.load(row + columns.LENGTH_BASE))
         at = put_varint(out, at, m)
     if m > 0:
-        kind = tl.load(row + KIND)
+        kind = tl.load(row + columns.KIND)
         tl.store(out + at, kind.to(tl.uint8))
-        tl.store(out + at + 1, tl.load(row + BITS).to(tl.uint8))
-        at = put_varint(out, at + 2, zigzag(tl.load(row + BASE)))
+        tl.store(out + at + 1, tl.load(row + columns.BITS).to(tl.uint8))
+        at = put_varint(out, at + 2, zigzag(tl.load(row + columns.BASE)))
         if (kind & UNARY) > 0:
-            at = put_varint(out, at, tl.load(row + UNARY_NBYTES))
+            at = put_varint(out, at, tl.load(row + columns.UNARY_NBYTES))
 
 
 @triton.jit(do_not_specialize=["num_ids"])
@@ -146,23 +136,23 @@ def write(
         message_ends, nbytes: [P].  out: [W] uint8, zeros.
     """
     s = tl.program_id(0).to(tl.int64)
-    row, p = plans + s * NUM_COLUMNS, tl.load(message_of + s)
+    row, p = plans + s * columns.NUM_COLUMNS, tl.load(message_of + s)
     out += tl.load(message_ends + p) - tl.load(nbytes + p)
     _put_head(row, runs + s * 2 * MAX_RUNS, out, tl.load(head_at + s), STATES_BAGS)
-    bag, n, m = tl.load(first_bag + s), tl.load(row + BAGS), tl.load(row + IDS)
-    at, length_bits = tl.load(row + AT), tl.load(row + LENGTH_BITS)
+    bag, n, m = tl.load(first_bag + s), tl.load(row + columns.BAGS), tl.load(row + columns.IDS)
+    at, length_bits = tl.load(row + columns.AT), tl.load(row + columns.LENGTH_BITS)
     zero = at * 0
-    base = tl.load(row + LENGTH_BASE)
+    base = tl.load(row + columns.LENGTH_BASE)
     _put_low_bits(lengths + bag, n, n < 0, base, zero, length_bits, out + at, BLOCK)
     if m > 0:
         at += (length_bits * n + 7) // 8
         first = first_id(ends, bag, num_ids)
-        kind, bits = tl.load(row + KIND), tl.load(row + BITS)
+        kind, bits = tl.load(row + columns.KIND), tl.load(row + columns.BITS)
         is_gap = (kind & 3) != OFFSETS
         step, skip = ((kind & 3) == STEPS).to(tl.int64), is_gap.to(tl.int64)
-        values, base = ids + first + skip, tl.load(row + BASE)
+        values, base = ids + first + skip, tl.load(row + columns.BASE)
         _put_low_bits(values, m - skip, is_gap, base, step, bits, out + at, BLOCK)
         if (kind & UNARY) > 0:
             at += (bits * (m - skip) + 7) // 8
-            unary_nbytes = tl.load(row + UNARY_NBYTES)
+            unary_nbytes = tl.load(row + columns.UNARY_NBYTES)
             _put_high_parts(ones + first + 1, m - 1, unary_nbytes, out + at, BLOCK)
