@@ -26,4 +26,4 @@ def test_a_tool_shows_examples_under_its_name(name, capsys):
 
 def test_an_unknown_tool_is_named(capsys):
     assert main(["prewiev"]) == 2
-    assert "'prewiev' is not one of preview, " in capsys.readouterr().err
+    assert "'prewiev' is not one of choose, preview, " in capsys.readouterr().err

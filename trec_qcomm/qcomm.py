@@ -81,6 +81,21 @@ class QComm:
         return self._session
 
     @property
+    def scaler(self) -> Any:
+        """Scaler of the loss (torch.amp.GradScaler); None, the default: there is none.
+
+            qcomm.scaler = scaler
+
+        What codecs of dense gradients keep back then follows its scale. Error bounds of mode `abs`
+        and thresholds of dense gradients are in units of the scaled gradients.
+        """
+        return self._session.scaler
+
+    @scaler.setter
+    def scaler(self, scaler: Any) -> None:
+        self._session.scaler = scaler
+
+    @property
     def state(self) -> NamedStates[Stateful]:
         """What checkpoints keep besides QComm's own state, by name.
 

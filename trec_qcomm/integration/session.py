@@ -26,7 +26,7 @@ from trec_qcomm.integration.checkpoint import (
 from trec_qcomm.integration.collectives import EmbeddingCollectives
 from trec_qcomm.integration.current_rules import CodecChanges
 from trec_qcomm.integration.extension import Extension
-from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
+from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce, scale_of
 from trec_qcomm.integration.gradients.dense import DenseGradients, Rules
 from trec_qcomm.integration.gradients.tables import TableGradients
 from trec_qcomm.integration.ids.merge_pause import MergePause
@@ -43,8 +43,8 @@ class Session:
     tells whether ids are sent packed, `merges_bags` whether equal bags are sent once and empty rows
     of row-wise tables not at all, `is_wrapped` whether a wrapper of this QComm has wrapped the
     model, `is_training` whether the latest batch of ids came with gradients on. `pg` are the ranks
-    of the modules, None before one is sharded. `state` has what extensions keep in checkpoints, by
-    name.
+    of the modules, None before one is sharded. `scaler` is QComm.scaler. `state` has what
+    extensions keep in checkpoints, by name.
     """
 
     def __init__(self, config: Config) -> None:
@@ -53,6 +53,7 @@ class Session:
         self.is_wrapped = False
         self.is_training = False
         self.pg: dist.ProcessGroup | None = None
+        self.scaler: Any = None
         self.packs_ids, self.merges_bags = config.ids is not None, True
         self.tables: set[str] = set()
         self.table_rows: dict[str, int] = {}  # of sharded tables of bags
@@ -212,6 +213,7 @@ class Session:
             "measure_error": config.measure_error,
             "is_exact": lambda: self.exact,
             "check_replicas_every": config.check_replicas_every,
+            "loss_scale": lambda: scale_of(self.scaler),
         }
 
     def _register(

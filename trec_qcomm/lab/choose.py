@@ -32,8 +32,10 @@ from trec_qcomm.ext.auto.choice import Choice
 from trec_qcomm.ext.auto.extension import AutoExtension
 from trec_qcomm.ext.auto.search import Tuned
 from trec_qcomm.integration.compat import (
+    DistributedModelParallel,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
+    KeyedJaggedTensor,
     ShardingPlan,
     column_wise,
     construct_module_sharding_plan,
@@ -122,8 +124,6 @@ def _choose(options: argparse.Namespace, **group: Any) -> None:
 
 
 def _tuned(options: argparse.Namespace) -> Tuned:
-    from torchrec import KeyedJaggedTensor
-    from torchrec.distributed import DistributedModelParallel
 
     qcomm, num_bags = QComm.from_preset("auto"), options.tables * options.batch_size
     model = Model(options.tables, options.rows, options.dim)

@@ -36,6 +36,7 @@ from trec_qcomm.comm.dense.error_feedback import (
     LostValues,
     Site,
     node_sites,
+    scaled,
     stage_site,
 )
 from trec_qcomm.comm.dense.hooks import GradientObserver
@@ -248,6 +249,15 @@ class Reduction:
         shapes = tuple(parameters)
         chunks = self._new_chunks(shapes) if once else self._chunks_of(shapes)
         return self._decided(self._rounds(chunks, bucket, self.num_calls, step, part), is_last)
+
+    def rescale(self, factor: float) -> None:
+        """Multiply all residuals, as the next step's loss has another scale. Waits for a GPU."""
+        if self.error_feedback is not None:
+            kept = self.error_feedback.state_dict().items()
+            self.error_feedback.load_state_dict({name: scaled(s, factor) for name, s in kept})
+        if self.matrices is not None:
+            for matrix in self.matrices.by_name.values():
+                matrix.residual = matrix.residual * factor
 
     def _decide_later(self, finite: Tensor, end: Callable[[Tensor], None]) -> None:
         """Note a bucket's result. Args: finite: [] bool, whether it is finite.  end: function that

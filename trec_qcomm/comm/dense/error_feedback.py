@@ -65,6 +65,11 @@ def owed(sites: Mapping[Site, Tensor]) -> Tensor:
     return total
 
 
+def scaled(sites: Mapping[Site, Tensor], factor: float) -> dict[Site, Tensor]:
+    """Return the residuals of one parameter times a factor."""
+    return {site: residual * factor for site, residual in sites.items()}
+
+
 class ErrorFeedback:
     """The residuals of one rank."""
 

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trec_qcomm.comm.dense.all_reduce import Reduction, ring_nbytes
 from trec_qcomm.comm.dense.chunks import ParameterShape
-from trec_qcomm.comm.dense.error_feedback import owed
+from trec_qcomm.comm.dense.error_feedback import owed, scaled
 from trec_qcomm.comm.dense.hooks import GradientObserver
 from trec_qcomm.comm.dense.replica_check import checked
 from trec_qcomm.comm.peers import make_gloo_group
@@ -75,6 +75,7 @@ class GradientAllReduce(ABC):
         is_exact: Callable[[], bool] = lambda: False,
         intra_traffic: Traffic | None = None,
         check_replicas_every: int = 1000,
+        loss_scale: Callable[[], float] = lambda: 1.0,
     ) -> None:
         """Prepare the all-reduce; `register` starts it.
 
@@ -87,6 +88,7 @@ class GradientAllReduce(ABC):
             intra_traffic: counters of what is sent inside a node, where there are two hops.
             check_replicas_every: number of steps after which results are compared over ranks, see
                 comm.dense.replica_check; 0: never.
+            loss_scale: function that returns what the loss is multiplied by now; see QComm.scaler.
         """
         self.rules = (rules,) if isinstance(rules, AllReduceRule) else tuple(rules)
         self.traffic = Traffic("dense", ["all"]) if traffic is None else traffic
@@ -95,6 +97,8 @@ class GradientAllReduce(ABC):
         self._seed, self._measure_error = seed, measure_error
         self._is_exact, self._is_off = is_exact, False
         self._check_every, self._was_loaded = check_replicas_every, False
+        self._loss_scale = loss_scale
+        self._scale, self._scaled_step = 1.0, -1  # of what is kept, and where that was looked up
         self._observer: GradientObserver | None = None
         self.num_steps = 0  # backwards whose gradients were all-reduced
         self._loaded: State = {}
@@ -202,12 +206,22 @@ class GradientAllReduce(ABC):
         is_checked = self._check_every and (
             self._was_loaded or (self._reduction.num_steps + 1) % self._check_every == 0
         )
+        if self._scaled_step != self._reduction.num_steps:
+            self._follow_scale()
         rounds = self._rounds(shapes, values, is_last)
         if is_checked:
             place = self._reduction.rank, self._reduction.world_size
             rounds = checked(rounds, shapes, values, *place, name)
             self._was_loaded = self._was_loaded and not is_last
         return self._transport.start(rounds, values, self._add_wire_s, name)
+
+    def _follow_scale(self) -> None:
+        """Bring what was kept back to the scale that the loss has in this step."""
+        before, self._scale = self._scale, self._loss_scale()
+        self._scaled_step = self._reduction.num_steps
+        if self._scale != before:
+            with side_stream(self._device, use="gradients"):
+                self._reduction.rescale(self._scale / before)
 
     def _add_wire_s(self, seconds: float) -> None:
         self.traffic.wire_s += seconds
@@ -217,7 +231,8 @@ class GradientAllReduce(ABC):
 
         It is {"rank0of4": {"num_steps", "residuals": {parameter: {site: [n]}}, "thresholds": ...,
         "low_rank": {parameter: [r, m]}}}; the next factors begin from the last ones. The key names
-        the rank because DCP stores equal names of all ranks once.
+        the rank because DCP stores equal names of all ranks once. Residuals are those of a loss
+        that no scaler has multiplied.
 
         Raises: CorruptFrameError: a frame in a GPU's memory was wrong. No state is returned that
             was made with it.
@@ -233,6 +248,8 @@ class GradientAllReduce(ABC):
                 state["residuals"] = state.get("residuals", {})
                 state["residuals"] |= self._reduction.matrices.residuals()
                 state["low_rank"] = self._reduction.matrices.right_factors()
+            for name, sites in state.get("residuals", {}).items():
+                state["residuals"][name] = scaled(sites, 1 / self._scale)
         if self._reduction.tolerances is not None:
             state["thresholds"] = self._reduction.tolerances.state_dict()
         return {rank_key(self._reduction.rank, self._reduction.world_size): state}
@@ -266,7 +283,7 @@ class GradientAllReduce(ABC):
     ) -> None:
         if not self._loaded:
             return
-        self._was_loaded = True
+        self._was_loaded, self._scale, self._scaled_step = True, 1.0, -1
         key = f"rank{reduction.rank}of{reduction.world_size}"
         state = self._loaded.get(key)  # None after a change of the world size
         any_state = next(iter(self._loaded.values()))
@@ -302,6 +319,11 @@ class GradientAllReduce(ABC):
                 if name in shape_of
             }
         return {name: sites for name, sites in residuals.items() if used.get(name, True)}
+
+
+def scale_of(scaler: Any) -> float:
+    """Return what a torch.amp.GradScaler multiplies the loss by now; 1 where it is None."""
+    return 1.0 if scaler is None else float(scaler.get_scale())
 
 
 def _names_of(ddp: DistributedDataParallel) -> dict[nn.Parameter, str]:

@@ -14,6 +14,7 @@ from trec_qcomm.config import Config, read_config
 from trec_qcomm.core.counters import Traffic, kind_stats
 from trec_qcomm.core.stats import Stats
 from trec_qcomm.integration.checkpoint import load_of_all_ranks, with_config, without_config
+from trec_qcomm.integration.gradients.all_reduce import scale_of
 from trec_qcomm.integration.gradients.dense import DenseGradients
 from trec_qcomm.integration.warm_up import warm_up
 
@@ -49,6 +50,8 @@ class CompressedDDP:
     """Handle of a DDP whose gradients are compressed; `compress_ddp` makes it.
 
     It is a Stateful of torch.distributed.checkpoint: save {"model": ..., "trec_qcomm": compressed}.
+
+    Attributes: scaler: scaler of the loss, see QComm.scaler.
     """
 
     def __init__(self, ddp: DistributedDataParallel, config: Config) -> None:
@@ -57,7 +60,7 @@ class CompressedDDP:
             raise ValueError(f"{config.source}: dense: missing")
         self.config = config
         self._used_config = Config(dense=config.dense, seed=config.seed, source=config.source)
-        self._exact = False
+        self._exact, self.scaler = False, None
         self._gradients = DenseGradients(
             config.dense,
             source=config.source,
@@ -65,6 +68,7 @@ class CompressedDDP:
             measure_error=config.measure_error,
             traffic=Traffic("dense", ["all"]),
             is_exact=lambda: self._exact,
+            loss_scale=lambda: scale_of(self.scaler),
             check_replicas_every=config.check_replicas_every,
         )
         self._debugger = None if config.debug is None else config.debug.debugger_of_ddp(config)
