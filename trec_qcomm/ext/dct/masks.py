@@ -16,7 +16,7 @@ from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.core.codec import MaskUse
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import Download
-from trec_qcomm.ext.dct.buffers import unpack_bits
+from trec_qcomm.ext.buffers import unpack_bits
 
 
 def mask_nbytes(dim: int) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments, aligned, exclusive_cumsum
 from trec_qcomm.core.transfer import download
-from trec_qcomm.ext.dct.buffers import (
+from trec_qcomm.ext.buffers import (
     item_places,
     put_bytes,
     put_rows,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments, aligned
 from trec_qcomm.core.transfer import download
-from trec_qcomm.ext.dct.buffers import (
+from trec_qcomm.ext.buffers import (
     item_places,
     pack_bits,
     put_bytes,
