@@ -7,7 +7,7 @@ rows (4 n D bytes), not of the encoded bytes; 1 GB = 1e9 bytes.
 
 import math
 import statistics
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
@@ -82,9 +82,4 @@ def measure_throughput(codec: Codec, dim: int) -> Throughput:
 
 def median_s(call: Callable[[], object]) -> float:
     """Return the median seconds of 7 calls."""
-    seconds = []
-    for _ in range(MEASURED_REPEATS):
-        begin = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds)
+    return statistics.median(timeit.repeat(call, repeat=MEASURED_REPEATS, number=1))

@@ -139,7 +139,8 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
                 all_reduce_ms = self._all_reduce_ms(so, self._config.data_parallel)
                 shard.perf.bwd_comms = free[ALL_REDUCE].bwd_comms + all_reduce_ms
             return
-        dtype = self._rows_dtype(so, sharders)
+        fused_params = getattr(sharders.get(so.module_type_key), "fused_params", None)
+        dtype = planned_dtype(so, fused_params, self._cluster.compute_device)
         for direction, field in DIRECTIONS.items():
             stock_ms = ours_ms = getattr(shard.perf, field)
             for collectives, perf in free.items():
@@ -198,7 +199,8 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
     ) -> float:
         """Return the ms of one hop of one shard, which without codecs takes `stock_ms`."""
         hop = self._hop(so, collectives)
-        codec = self._codec(so.name, direction, intra=hop.is_intra)
+        rule = self._config.rule_for(so.name)
+        codec: Codec = getattr(rule.intra if hop.is_intra else rule, direction)
         dim, rows = shard.size[1], self._rows_per_peer(so, hop)
         num_values = sum(rows) * dim
         if not num_values:
@@ -240,16 +242,6 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         batches = (limits and limits.batch_sizes) or [so.batch_size] * so.num_inputs
         poolings = get_num_poolings(self._table_constraints, so)
         return [batch * pooling for batch, pooling in zip(batches, poolings, strict=True)]
-
-    def _rows_dtype(self, so: ShardingOption, sharders: Mapping[str, Any]) -> torch.dtype:
-        sharder = sharders.get(so.module_type_key)
-        fused_params = getattr(sharder, "fused_params", None)
-        return planned_dtype(so, fused_params, self._cluster.compute_device)
-
-    def _codec(self, table: str, direction: str, *, intra: bool) -> Codec:
-        rule = self._config.rule_for(table)
-        codec: Codec = getattr(rule.intra if intra else rule, direction)
-        return codec
 
     def _throughput_of(self, codec: Codec, dim: int) -> Throughput:
         if self._throughput is None:
