@@ -15,8 +15,6 @@ from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.core.codec import SummingCodec
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ext.dct.masks import Masks
-from trec_qcomm.ext.fbgemm.codec import Fbgemm
-from trec_qcomm.ext.fbgemm.operators import is_installed
 from trec_qcomm.ops.batch import packed_ids
 from trec_qcomm.ops.batch.rank_sum import rank_sum
 from trec_qcomm.ops.batch.rows import add, choose, take
@@ -24,7 +22,6 @@ from trec_qcomm.ops.batch.unique import BagBlocks, expand, sum_by_bag, take_bags
 from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.wire import frame
 
-FBGEMM = tuple(Fbgemm(precision) for precision in ("int8", "mx4")) if is_installed() else ()
 CODECS = (
     Identity(),
     Cast("fp16"),
@@ -37,13 +34,11 @@ CODECS = (
     ErrorBounded(0.01, mode="abs", encoder="rans"),
     Float6("e4m1", "stochastic"),
     Float6("e3m2"),
-    *FBGEMM,
 )
 USUAL_DIMS = dict.fromkeys(CODECS, (64,)) | dict.fromkeys(
     (Cast("fp16"), Rowwise(4, "stochastic"), Float6("e4m1", "stochastic")), (64, 1, 3)
 )
 USUAL_DIMS |= dict.fromkeys((ErrorBounded(0.01), ErrorBounded(0.01, encoder="rans")), (64, 1))
-USUAL_DIMS |= dict.fromkeys(FBGEMM, (64, 8))  # 8: rows of 16 and 5 bytes
 NEVER_1 = ("num_parts",)  # of one part, rank_sum is a copy
 WIDE_SIZES = ("num_rows", "num_words32", "num_values", "num_ids", "num_bags", "size")
 TYPES = {
@@ -64,10 +59,7 @@ def record_launches(dims: dict[Any, tuple[int, ...]] | None = None, first: int =
     with fast_interpreter(), recording(launches), default_backend("gpu"):
         for codec, several in (dims or USUAL_DIMS).items():
             for dim in several:
-                try:
-                    encode_and_decode(codec, dim, first)
-                except ValueError:  # FBGEMM's rows cannot have every dim
-                    assert isinstance(codec, Fbgemm)
+                encode_and_decode(codec, dim, first)
         launch_other_ops()
     return list(launches.values())
 

@@ -16,8 +16,6 @@ from trec_qcomm.core.checks import DeferredChecks, deferring
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import Download
 from trec_qcomm.ext.dct.masks import Masks
-from trec_qcomm.ext.fbgemm.codec import Fbgemm
-from trec_qcomm.ext.fbgemm.operators import is_installed
 from trec_qcomm.ops.dispatch import default_backend
 
 # Some kernels have a program a segment, and the interpreter runs programs one after the other.
@@ -34,9 +32,6 @@ COSTS = {
     ErrorBounded(0.01, encoder="rans"): (9, 1, 4, 0),
     Float6("e4m1", "stochastic"): (1, 0, 1, 0),
 }
-if is_installed():
-    # Beside FBGEMM's; rows that lie apart are gathered by one more.
-    COSTS[Fbgemm("int8")] = (1, 0, 2, 0)
 
 
 def batch(num_segments: int, device: str):

@@ -9,12 +9,11 @@ import torch
 from tests.ops.backends import BACKENDS, assert_equal, decode_on, device_of
 from tests.ops.interpreter import fast_interpreter, interpreter_for
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
+from trec_qcomm.codecs.base import KernelCodec
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.errors import CorruptFrameError, UnencodableError
 from trec_qcomm.core.registry import decoder
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
-from trec_qcomm.ext.fbgemm import LAYOUTS
-from trec_qcomm.ext.fbgemm.codec import Fbgemm
 from trec_qcomm.ops.batch.rank_sum import rank_sum
 from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.testing import awkward_rows, datasets, encode
@@ -26,18 +25,16 @@ SEEDS = (2**62 + 12345, 2**63 - 1)  # with the last one, the numbers that are ha
 def codecs() -> list[Codec]:
     """Return a codec of each wire id, in each way to round, and what else has kernels of its own.
 
-    Left out: codecs of columns and of few values (test_sparsify.py and test_threshold.py).
+    Left out: codecs of extensions, which have no kernels (tests/ext).
     """
     registered = [codec for wire_id in range(1, 240) if (codec := decoder(wire_id)) is not None]
-    registered = [c for c in registered if c.name not in ("topk", "forward_mask", "threshold")]
+    registered = [codec for codec in registered if isinstance(codec, KernelCodec)]
     stochastic = [replace(c, rounding="stochastic") for c in registered if hasattr(c, "rounding")]
     bounds = ErrorBounded(1e-6, mode="abs"), ErrorBounded(0.3), ErrorBounded(0.01, encoder="rans")
     return [*registered, *stochastic, *bounds]
 
 
 def dims(codec: Codec) -> tuple[int, ...]:
-    if isinstance(codec, Fbgemm):  # rows of 3 to 24 bytes, moved as words of 4, 2 and 1
-        return tuple(dim for dim in (3, 8, 12) if dim % LAYOUTS[codec.precision].multiple == 0)
     if isinstance(codec, ErrorBounded):
         return (1, 7)
     return (2, 7, 33) if getattr(codec, "rounding", "") == "stochastic" else (1, 3, 7, 16, 64)
@@ -75,8 +72,6 @@ def check_parity(codec: Codec, values: torch.Tensor, segments: Segments, seed: i
     ("codec", "dim"), [(codec, dim) for codec in codecs() for dim in dims(codec)], ids=repr
 )
 def test_all_backends_write_the_same_bytes_and_read_them(codec, dim):
-    if isinstance(codec, Fbgemm) and torch.cuda.is_available():
-        pytest.skip("FBGEMM's kernels for GPUs may round differently")
     for values, segments in datasets(dim):
         check_parity(codec, values, segments, seed=SEEDS[dim % 2])
 

@@ -310,6 +310,5 @@ def _import_kernels() -> None:
     packages = pkgutil.walk_packages(trec_qcomm.ops.__path__, "trec_qcomm.ops.")
     for name in [package.name for package in packages if package.name.endswith(".gpu")]:
         importlib.import_module(name)
-    importlib.import_module("trec_qcomm.ext.fbgemm.gpu")
     importlib.import_module("trec_qcomm.ops.frames.gpu")
     importlib.import_module("trec_qcomm.ops.id_messages.gpu")

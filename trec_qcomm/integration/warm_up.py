@@ -34,7 +34,7 @@ from trec_qcomm.wire.id_messages import pack, unpack
 logger = logging.getLogger("trec_qcomm")
 
 # Codecs that have numba kernels. That of a user's module compiles what it has at its first use.
-_COMPILED = ("cast", "identity", "rowwise", "float6", "fbgemm", "error_bounded")
+_COMPILED = ("cast", "identity", "rowwise", "float6", "error_bounded")
 
 
 def jobs(

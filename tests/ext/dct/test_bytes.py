@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.ext.dct import by_hand
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ext.dct import places, rows
-from trec_qcomm.ext.dct.masks import Masks, masked_columns, masks_of, num_masked
+from trec_qcomm.ext.dct.masks import Masks, masked_columns, num_masked
 from trec_qcomm.testing import awkward_rows, interleaved_segments
 
 VALUES = ("fp32", "fp16", "int8")
@@ -210,11 +210,6 @@ def test_thresholds_are_compared_exactly(threshold):
 def test_all_values_are_checked_before_anything_is_written():
     segments = Segments.packed([2], 4)
     where = (torch.zeros(2, 4), segments, torch.zeros(64, dtype=torch.uint8), torch.tensor([0]))
-    for k in (0, 5):
-        with pytest.raises(ValueError, match=rf"k: {k} is not in 1\.\.4"):
-            rows.encode_top_k(*where, k=k, stored="int8")
-    with pytest.raises(ValueError, match="values: 'bf16' is not one of"):
-        rows.encode_top_k(*where, k=1, stored="bf16")
     for encode in (rows.encode_above, places.encode):
         for bad in (-1.0, torch.nan, torch.inf):
             thresholds = torch.tensor([bad], dtype=torch.float64)
@@ -224,21 +219,6 @@ def test_all_values_are_checked_before_anything_is_written():
             encode(*where, thresholds=torch.ones(1), stored="int8")
     with pytest.raises(ValueError, match="masks: there are none"):
         rows.encode_masked(*where, stored="int8")
-
-
-@pytest.mark.parametrize(
-    ("bits", "at", "message"),
-    [
-        (torch.zeros(1, dtype=torch.uint8), [0], "1 bytes do not hold"),
-        (torch.zeros(2, dtype=torch.uint8), [-1], "2 bytes do not hold"),
-        (torch.zeros(2, dtype=torch.uint8), [2**63 - 1], "2 bytes do not hold"),
-        (torch.zeros(2), [0], "masks.bits: expected contiguous"),
-        (torch.zeros(2, dtype=torch.uint8), [0, 0], r"masks.at: expected \[1\]"),
-    ],
-)
-def test_masks_must_hold_the_segments(bits, at, message):
-    with pytest.raises(ValueError, match=message):
-        masks_of(Segments.packed([2], 4).with_notes(Masks(bits, torch.tensor(at))), bits.device)
 
 
 def test_bits_of_masks_beyond_the_last_column_mean_nothing():

@@ -43,7 +43,7 @@ def coded_by_fbgemm(precision: str, rows: Tensor) -> Tensor:
         return torch.empty(0, dtype=torch.uint8)
     if precision in CODED:
         return CODED[precision](rows).view(torch.uint8).flatten()
-    return operators.quantize(rows.flatten(), precision, rows.shape[1])
+    return operators.quantize(rows, precision)
 
 
 def decoded_by_fbgemm(precision: str, coded: Tensor, dim: int) -> Tensor:

@@ -12,7 +12,7 @@ from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.core.counters import kind_stats
-from trec_qcomm.ext.feedback.residuals import NO_ID, RowFeedbackTransform, RowIds
+from trec_qcomm.ext.feedback.residuals import NO_ID, RowFeedbackTransform
 
 DIMS = {"fed": 16, "plain": 16, "narrow": 8}
 EQUAL_DIMS = dict.fromkeys(DIMS, 16)
@@ -49,7 +49,7 @@ def make():
 def exchange(collective, rows, gradients, ids=IDS):
     """Return the rows and the gradients that arrive."""
     if collective.transform is not None:
-        collective.transform.ids = RowIds(ids.view(-1), ids.view(-1))
+        collective.transform.ids = dict.fromkeys(("forward", "backward"), ids.view(-1))
     rows = rows.clone().requires_grad_()
     out = collective.start_variable(rows, [[3] * 3], [3] * 3).wait()
     out.backward(gradients)

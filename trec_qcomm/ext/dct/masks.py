@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.frames.plan import PlacedFrames
+from trec_qcomm.comm.frames.plan import CodecGroup, PlacedFrames
 from trec_qcomm.comm.rows.doors import CallTransform
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.core.codec import MaskUse
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import Download
-from trec_qcomm.ext.dct.buffers import unpack_bits
+from trec_qcomm.ext.buffers import unpack_bits
 
 
 def mask_nbytes(dim: int) -> int:
@@ -58,28 +58,6 @@ class Masks:
         """Return the masks of some segments, in the same memory. Args: which: [T] int64."""
         counts = None if self.counts is None else self.counts[which]
         return Masks(self.bits, self.at[which], counts)
-
-
-def masks_of(segments: Segments, device: torch.device) -> Masks | None:
-    """Return the masks of segments; None: there are none.
-
-    Args: device: where the rows lie.
-    Raises: ValueError: masks of another shape, dtype or device.
-    """
-    masks = segments.notes
-    if not isinstance(masks, Masks):
-        return None
-    bits, at = masks.bits, masks.at
-    if bits.dtype != torch.uint8 or bits.dim() != 1 or not bits.is_contiguous():
-        raise ValueError("masks.bits: expected contiguous [M] uint8")
-    if at.dtype != torch.int64 or at.shape != segments.start.shape or at.is_cuda:
-        raise ValueError(f"masks.at: expected {list(segments.start.shape)} int64 on CPU")
-    last = bits.numel() - segments.num_rows * mask_nbytes(segments.dim)
-    if bool((at < 0).any()) or bool((at > last).any()):
-        raise ValueError(f"masks: {bits.numel()} bytes do not hold the segments")
-    if bits.device != device:
-        raise ValueError(f"masks: on {bits.device}, not {device}")
-    return masks
 
 
 def masked_columns(masks: Masks, segments: Segments) -> Tensor:
@@ -144,61 +122,52 @@ class MaskTransform:
 class MaskedCall(CallTransform):
     """Masks of one call. They live as long as the graph, which may be run backward again.
 
+    Kept columns are counted as soon as forward has noted them, and the counts are then on their way
+    to the host, so that nobody waits for later work of a GPU.
+
     Args: exchange: the call's frames.  device: where the rows lie.
     """
 
+    _masks: tuple[Masks, Masks]  # of what is sent forward, and received
+    _counts: Download
+
     def __init__(self, exchange: PlacedExchange, device: torch.device) -> None:
         self._exchange, self._device = exchange, device
-        self._masks: tuple[Masks, Masks] | None = None  # of what is sent forward, and received
-        self._counted: _Counted | None = None
 
     def frames(
         self, direction: str, sent: PlacedFrames, received: PlacedFrames
     ) -> tuple[PlacedFrames, PlacedFrames]:
         """Return the frames with masks: new ones forward, those of forward backward."""
         if direction == "forward":
-            owned, sampled = new_masks(sent, self._device), new_masks(received, self._device)
-            self._masks = owned, sampled
-            return with_masks(sent, owned), with_masks(received, sampled)
-        assert self._counted is not None, "backward without forward"
-        owned, sampled = self._counted.wait()
+            self._masks = new_masks(sent, self._device), new_masks(received, self._device)
+            return with_masks(sent, self._masks[0]), with_masks(received, self._masks[1])
+        owned, sampled = self._counted()
         return with_masks(sent, sampled), with_masks(received, owned)
 
     def end(self, direction: str) -> None:
         """Begin to count the kept columns, once forward has noted them."""
         if direction == "forward":
-            assert self._masks is not None
-            owned, sampled = self._masks
-            exchange = self._exchange
-            sides = (exchange.backward_received, owned), (exchange.backward_sent, sampled)
-            self._counted = _Counted(sides)
+            counts = [
+                num_masked(self._masks[side].subset(group.members), group.segments)
+                for side, group in self._readers()
+            ]
+            self._counts = Download(torch.cat(counts))
 
+    def _readers(self) -> list[tuple[int, CodecGroup]]:
+        """Return the groups of backward that read masks, each with the number of these masks."""
+        sides = self._exchange.backward_received, self._exchange.backward_sent
+        return [
+            (side, group)
+            for side, frames in enumerate(sides)
+            for group in frames.groups
+            if group.codec.mask_use is MaskUse.READS
+        ]
 
-class _Counted:
-    """Masks whose kept columns are being counted, and the counts on their way to the host.
-
-    Begin this as soon as the masks are there. `wait` then finds the counts, and nobody waits for
-    later work of a GPU.
-
-    Args: sides: frames whose codecs read masks, and masks of all their segments.
-    """
-
-    def __init__(self, sides: tuple[tuple[PlacedFrames, Masks], ...]) -> None:
-        self._masks = [masks for _, masks in sides]
-        self._members, counts = [], []
-        for side, (frames, masks) in enumerate(sides):
-            for group in frames.groups:
-                if group.codec.mask_use is MaskUse.READS:
-                    self._members.append((side, group.members))
-                    counts.append(num_masked(masks.subset(group.members), group.segments))
-        self._counts = Download(torch.cat(counts))
-
-    def wait(self) -> list[Masks]:
-        """Return the masks of each side, with their counts; 0 where no codec reads them."""
-        sizes = [len(members) for _, members in self._members]
-        counts = [torch.zeros_like(masks.at) for masks in self._masks]
-        parts = torch.split(self._counts.wait(), sizes)
-        for (side, members), part in zip(self._members, parts, strict=True):
-            counts[side][members] = part
+    def _counted(self) -> list[Masks]:
+        """Return the masks with their counts; 0 where no codec reads them."""
+        readers, counts = self._readers(), [torch.zeros_like(masks.at) for masks in self._masks]
+        parts = torch.split(self._counts.wait(), [len(group.members) for _, group in readers])
+        for (side, group), part in zip(readers, parts, strict=True):
+            counts[side][group.members] = part
         pairs = zip(self._masks, counts, strict=True)
         return [replace(masks, counts=of_side) for masks, of_side in pairs]

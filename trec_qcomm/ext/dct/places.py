@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments, aligned, exclusive_cumsum
 from trec_qcomm.core.transfer import download
-from trec_qcomm.ext.dct.buffers import (
+from trec_qcomm.ext.buffers import (
     item_places,
     put_bytes,
     put_rows,
@@ -60,7 +60,7 @@ def encode(
     Args:
         thresholds: [S] float64, finite, >= 0.
         stored: fp32, fp16 or int8, how kept values are stored (ext.dct.values).
-    Raises: ValueError: a wrong shape, dtype or device; a threshold or `stored` out of range.
+    Raises: ValueError: a wrong shape, dtype or device; a threshold out of range.
     """
     check_buffers(values, segments, payload, at, max_nbytes(segments, stored))
     kind, device, count = kind_of(stored), values.device, segments.num_segments

@@ -21,6 +21,7 @@ Shapes: P parameters of a bucket, N chunks.
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -179,7 +180,7 @@ class ThresholdsByRule:
         for number, rule in enumerate(rules):
             if isinstance(rule.refresh, ThresholdRefresh):
                 kind = GlobalThresholds if rule.scope == "global" else LayerThresholds
-                self._by_rule.append(kind(rule.refresh, model, sites, rule=number))
+                self._by_rule.append(kind(rule.refresh, model, sites, number))
 
     def tolerances(
         self, values: Tensor, chunks: BucketChunks, span: ChunkSpan, site: str, *, step: int
@@ -216,8 +217,7 @@ class GradientThresholds(ABC):
         refresh: ThresholdRefresh,
         model: BucketChunks,
         sites: Sequence[str],
-        *,
-        rule: int = 0,
+        rule: int,
     ) -> None:
         """Begin without thresholds.
 
@@ -227,7 +227,7 @@ class GradientThresholds(ABC):
             sites: the places where the algorithm encodes on this rank.
             rule: number of the rule whose parameters these are for, their `coding`.
         """
-        self._refresh, self._rule = refresh, rule
+        self._refresh, self._model, self._rule = refresh, model, rule
         start = torch.tensor([math.nan, 0.0], dtype=torch.float64)
         coded = dict.fromkeys(piece.name for piece in model.pieces if self._is_ours(piece, model))
         # {scope: {site: [N, 2]}}. Row c is for messages whose first chunk is c. Its columns are the
@@ -236,6 +236,10 @@ class GradientThresholds(ABC):
             scope: {site: start.repeat(model.num_chunks, 1) for site in sites}
             for scope in self._scopes(list(coded))
         }
+        # Values of a step's buckets so far, by site and first chunk, and then by parameter and
+        # place in it; and how many there were.
+        self._seen: dict[tuple[str, int], dict[tuple[str, int], Tensor]] = {}
+        self._num_seen: Counter[tuple[str, int]] = Counter()
 
     def write(
         self,
@@ -316,22 +320,6 @@ class LayerThresholds(GradientThresholds):
 class GlobalThresholds(GradientThresholds):
     """One threshold for all parameters together."""
 
-    def __init__(
-        self,
-        refresh: ThresholdRefresh,
-        model: BucketChunks,
-        sites: Sequence[str],
-        *,
-        rule: int = 0,
-    ) -> None:
-        super().__init__(refresh, model, sites, rule=rule)
-        self._numels = [0] * model.num_chunks
-        for piece in model.pieces:
-            self._numels[piece.chunk] += piece.numel * self._is_ours(piece, model)
-        # Values of a step's buckets so far, by parameter and place in it.
-        self._seen: dict[tuple[str, int], dict[tuple[str, int], Tensor]] = {}
-        self._num_seen: dict[tuple[str, int], int] = {}
-
     def _scopes(self, names: Sequence[str]) -> Sequence[str]:
         return ["all"] if not self._rule else [f"all[{self._rule}]"]
 
@@ -350,8 +338,9 @@ class GlobalThresholds(GradientThresholds):
         if self._is_due(entry):
             seen = self._seen.setdefault(key, {})
             seen |= {(p.name, p.begin): values[p.start : p.end].clone() for p in pieces}
-        self._num_seen[key] = self._num_seen.get(key, 0) + sent.numel()
-        if self._num_seen[key] >= sum(self._numels[first : last + 1]):
+        self._num_seen[key] += sent.numel()
+        ours = (p for p in self._model.pieces if self._is_ours(p, self._model))
+        if self._num_seen[key] >= sum(p.numel for p in ours if first <= p.chunk <= last):
             self._end_step(key, entry, step)
 
     def _end_step(self, key: tuple[str, int], entry: Tensor, step: int) -> None:

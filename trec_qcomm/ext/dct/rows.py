@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments, aligned
 from trec_qcomm.core.transfer import download
-from trec_qcomm.ext.dct.buffers import (
+from trec_qcomm.ext.buffers import (
     item_places,
     pack_bits,
     put_bytes,
@@ -39,7 +39,6 @@ from trec_qcomm.ext.dct.masks import (
     Masks,
     mask_nbytes,
     masked_columns,
-    masks_of,
     num_masked,
 )
 from trec_qcomm.ext.dct.values import (
@@ -75,10 +74,8 @@ def masked_nbytes(segments: Segments, stored: ValueFormat) -> Tensor:
     Without masks it is the size of all columns. Waits for a GPU, where `Masks.counts` is None.
     """
     num_kept = segments.num_rows * segments.dim
-    masks = segments.notes
-    if isinstance(masks, Masks):
-        counts = masks.counts
-        num_kept = download(num_masked(masks, segments)) if counts is None else counts
+    if isinstance(segments.notes, Masks):
+        num_kept = _num_kept(segments.notes, segments)
     return aligned(MASKED_HEADER_NBYTES + num_kept * NBYTES[kind_of(stored)])
 
 
@@ -91,10 +88,8 @@ def encode_top_k(
     Arguments: core.codec.Codec.encode, and those below.
 
     Args: k: 1..D, columns to keep in each row.  stored: fp32, fp16 or int8, how values are stored.
-    Raises: ValueError: a wrong shape, dtype or device; k or `stored` out of range.
+    Raises: ValueError: a wrong shape, dtype or device.
     """
-    if not 1 <= k <= segments.dim:
-        raise ValueError(f"k: {k} is not in 1..{segments.dim}")
     check_buffers(values, segments, payload, at, top_k_nbytes(segments, k, stored))
     rows = take_rows(values, segments)
     return _encode(rows, keep_top_k(rows, k), segments, payload, at, kind_of(stored), k)
@@ -117,7 +112,7 @@ def encode_above(
     Args:
         thresholds: [S] float64, finite, >= 0.
         stored: fp32, fp16 or int8, how values are stored.
-    Raises: ValueError: a wrong shape, dtype or device; a threshold or `stored` out of range.
+    Raises: ValueError: a wrong shape, dtype or device; a threshold out of range.
     """
     check_buffers(values, segments, payload, at, max_nbytes(segments, stored))
     levels = levels_of(thresholds, segments.num_segments).to(values.device)
@@ -239,11 +234,9 @@ def encode_masked(
 ) -> Encoded:
     """Encode the columns that the segments' masks name.
 
-    Raises: ValueError: no masks; a wrong shape, dtype or device; `stored` out of range.
+    Raises: ValueError: no masks; a wrong shape, dtype or device.
     """
-    masks = _masks(segments, values)
-    keep = masked_columns(masks, segments)
-    num_kept = _num_kept(masks, keep, segments)
+    keep, num_kept = _masked(segments)
     layout = Layout(num_kept, NBYTES[kind_of(stored)], 0, MASKED_HEADER_NBYTES)
     check_buffers(values, segments, payload, at, layout.nbytes)
     kept = take_rows(values, segments)[keep]
@@ -260,32 +253,27 @@ def decode_masked(encoded: Encoded, segments: Segments, out: Tensor) -> None:
         ValueError: no masks; a wrong shape, dtype or device.
         CorruptFrameError: bytes that no encoder writes.
     """
-    masks = _masks(segments, out)
-    keep = masked_columns(masks, segments)
+    keep, num_kept = _masked(segments)
     check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes)
-    num_kept = _num_kept(masks, keep, segments)
     heads = Heads(encoded, num_kept, header_nbytes=MASKED_HEADER_NBYTES)
     layout = heads.layout(0, MASKED_HEADER_NBYTES)
     put_rows(scatter_kept(keep, heads.values(layout)), segments, out)
 
 
-def _masks(segments: Segments, rows: Tensor) -> Masks:
-    masks = masks_of(segments, rows.device)
-    if masks is None:
+def _masked(segments: Segments) -> tuple[Tensor, Tensor]:
+    """Return [R, D] bool, the columns that masks name, and [S] int64 on CPU, how many."""
+    if not isinstance(segments.notes, Masks):
         raise ValueError("masks: there are none; forward_mask codes what a mask names")
-    return masks
+    return masked_columns(segments.notes, segments), _num_kept(segments.notes, segments)
 
 
-def _num_kept(masks: Masks, keep: Tensor, segments: Segments) -> Tensor:
-    if masks.counts is None:
-        return download(segments.sums_of_rows(keep.sum(1)))
-    return masks.counts
+def _num_kept(masks: Masks, segments: Segments) -> Tensor:
+    return download(num_masked(masks, segments)) if masks.counts is None else masks.counts
 
 
 def _note(keep: Tensor, segments: Segments) -> None:
     """Write [R, D] bool to the masks, if there are masks."""
-    masks = masks_of(segments, keep.device)
-    if masks is not None:
+    if isinstance(masks := segments.notes, Masks):
         nbytes = segments.num_rows * mask_nbytes(segments.dim)
         places = item_places(masks.at, nbytes, keep.device)
         masks.bits[places] = pack_bits(keep).view(-1)

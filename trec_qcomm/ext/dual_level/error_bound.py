@@ -21,7 +21,7 @@ Shapes: T tables; n rows of D values. Unit: a bound is a fraction of max - min o
 a batch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Any
@@ -35,7 +35,6 @@ from trec_qcomm.core.fields import Range, check_fields
 from trec_qcomm.integration.tolerances import TableTolerance
 
 _UNMEASURED = -1
-_TABLE = "class"  # name of the state of one table's class
 # The largest code of the codec. A value with a larger one, or any value if the step is no normal
 # float32, is sent unchanged and stays apart from others (wire/FORMAT.md, error_bounded).
 _MAX_CODE = 2**22
@@ -51,8 +50,12 @@ class BoundClass(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoundClasses:
-    """The relative bound of each class, and the indices that put a table into it.
+class OnlineClasses(Section):
+    """Classes that are found while training.
+
+    Every `every` steps each rank measures the index of a table's rows: distinct rows after
+    quantization at the bound `base`, over distinct rows before (SC'24, dual-level adaptive bounds).
+    The index gives the table one of three bounds. Until it is measured, the bound is `tight`.
 
     Args:
         tight: bound of tables with a low index, as a fraction of max - min;
@@ -62,6 +65,9 @@ class BoundClasses:
         tight_below: tables with a lower index are tight.
         loose_from: tables with this index or a higher one are loose;
             0 <= tight_below <= loose_from <= 1.
+        every: steps between measurements.
+        margin: distance above a threshold that an index must have before a bound is loosened;
+            0..1 - loose_from.
     """
 
     tight: float = 0.01
@@ -69,6 +75,8 @@ class BoundClasses:
     loose: float = 0.05
     tight_below: float = 0.9
     loose_from: float = 0.98
+    every: Annotated[int, Range(1)]
+    margin: float = 0.01
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -82,11 +90,11 @@ class BoundClasses:
                 f"tight_below {self.tight_below}, loose_from {self.loose_from}: expected "
                 "0 <= tight_below <= loose_from <= 1"
             )
+        if not 0 <= self.margin <= 1 - self.loose_from:  # or no table could ever become loose
+            raise ValueError(f"margin: {self.margin!r} is not in 0..{1 - self.loose_from:.4g}")
 
     def of_index(self, index: float) -> BoundClass:
-        """Return the class of a table with that index. Raises ValueError: an index not in 0..1."""
-        if not 0 <= index <= 1:
-            raise ValueError(f"index: {index!r} is not in 0..1")
+        """Return the class of a table with that index, 0..1."""
         if index < self.tight_below:
             return BoundClass.TIGHT
         return BoundClass.LOOSE if index >= self.loose_from else BoundClass.BASE
@@ -95,130 +103,68 @@ class BoundClasses:
         """Return the relative bound of that class."""
         return (self.tight, self.base, self.loose)[bound_class]
 
-
-@dataclass(frozen=True, kw_only=True)
-class OnlineClasses(BoundClasses, Section):
-    """Classes that are found while training.
-
-    Every `every` steps each rank measures the index of a table's rows: distinct rows after
-    quantization at the bound `base`, over distinct rows before (SC'24, dual-level adaptive bounds).
-    The index gives the table one of three bounds. Until it is measured, the bound is `tight`.
-
-    Args:
-        every: steps between measurements.
-        margin: distance above a threshold that an index must have before a bound is loosened;
-            0..1 - loose_from.
-    """
-
-    every: Annotated[int, Range(1)]
-    margin: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.margin <= 1 - self.loose_from:  # or no table could ever become loose
-            raise ValueError(f"margin: {self.margin!r} is not in 0..{1 - self.loose_from:.4g}")
-
     def check(self, owner: Any) -> None:
         if not isinstance(owner.forward, ErrorBounded):
             raise ValueError("classes: only forward {codec: error_bounded} has an error bound")
         if owner.forward.mode != "rel":
             raise ValueError("classes: only for forward error_bounded of mode rel")
 
-    def table_tolerance(self) -> "_BoundFromClass":
-        return _BoundFromClass(self)
+    def table_tolerance(self) -> "OnlineErrorBound":
+        return OnlineErrorBound(self)
 
 
-class _BoundFromClass(TableTolerance):
-    """Error bound of one table, from the rows that this rank sends."""
+class OnlineErrorBound(TableTolerance):
+    """Error bound of one table while training, from the rows that this rank sends.
 
-    def __init__(self, classes: OnlineClasses) -> None:
-        self._bounds = OnlineErrorBounds([_TABLE], classes)
-
-    def is_due(self, step: int) -> bool:
-        return self._bounds.is_due(step)
-
-    def observe(self, rows: Tensor, step: int) -> None:
-        base = self._bounds.classes.base
-        self._bounds.observe(_TABLE, homogenization_index(rows, bound=base))
-
-    def tolerance(self, given: float, step: int) -> float:
-        return float(self._bounds.bounds())
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self._bounds.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._bounds.load_state_dict(state)
-
-
-class OnlineErrorBounds:
-    """Bounds of all tables while training, from indices that this sender measures.
-
-        if bounds.is_due(step):
-            bounds.observe(table, homogenization_index(rows, bound=bounds.classes.base))
-        tolerances = bounds.bounds()[table_of_segment]
-
-    A table is tight until it is measured. Its first index sets its class. Later its bound is
+    The table is tight until it is measured. Its first index sets its class. Later its bound is
     tightened as soon as the index asks for it, and loosened only when the index is above the
     threshold by `margin`. So an index that moves back and forth across a threshold ends with the
     smaller bound.
     """
 
-    def __init__(self, tables: Sequence[str], classes: OnlineClasses) -> None:
-        """Begin with no table measured. Args: tables: T different names.  classes: the rule."""
-        if not tables or len(set(tables)) != len(tables):
-            raise ValueError(f"tables: expected one or more different names, got {list(tables)}")
-        self.tables = tuple(tables)
-        self.classes = classes
-        self._measured: dict[str, BoundClass] = {}
+    def __init__(self, classes: OnlineClasses) -> None:
+        self._classes = classes
+        self._measured: BoundClass | None = None
+
+    @property
+    def bound_class(self) -> BoundClass:
+        """Class of the table now."""
+        return BoundClass.TIGHT if self._measured is None else self._measured
 
     def is_due(self, step: int) -> bool:
-        """Return whether to measure the tables in this step: 0, every, 2 every, ..."""
-        return step % self.classes.every == 0
+        return step % self._classes.every == 0
 
-    def observe(self, table: str, index: float) -> None:
-        """Set a table's class by its index at `classes.base`.
+    def observe(self, rows: Tensor, step: int) -> None:
+        self.note(homogenization_index(rows, bound=self._classes.base))
 
-        Raises: ValueError: no such table, or an index not in 0..1.
-        """
-        if table not in self.tables:
-            raise ValueError(f"table {table!r} is not one of {', '.join(self.tables)}")
-        asked = self.classes.of_index(index)
-        current = self._measured.get(table, BoundClass.LOOSE)
+    def note(self, index: float) -> None:
+        """Set the class by the table's index at the bound `base`."""
+        asked = self._classes.of_index(index)
+        current = BoundClass.LOOSE if self._measured is None else self._measured
         if asked > current:  # loosen only as far as the index less the margin asks for
-            asked = max(current, self.classes.of_index(max(0.0, index - self.classes.margin)))
-        self._measured[table] = asked
+            asked = max(current, self._classes.of_index(index - self._classes.margin))
+        self._measured = asked
 
-    def class_of(self, table: str) -> BoundClass:
-        """Return the class of a table now."""
-        return self._measured.get(table, BoundClass.TIGHT)
-
-    def bounds(self) -> Tensor:
-        """Return [T] float64 on CPU, the relative bound of each table, in the order of `tables`."""
-        bounds = [self.classes.bound(self.class_of(table)) for table in self.tables]
-        return torch.tensor(bounds, dtype=torch.float64)
+    def tolerance(self, given: float, step: int) -> float:
+        return self._classes.bound(self.bound_class)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return {table: [] int64}, the number of its class, -1 before it is measured."""
-        return {t: torch.tensor(int(self._measured.get(t, _UNMEASURED))) for t in self.tables}
+        """Return {"class": [] int64}, the number of the class, -1 before it is measured."""
+        return {"class": torch.tensor(_UNMEASURED if self._measured is None else self._measured)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state`. Raises ValueError: other tables, or no class of that number."""
-        if set(state) != set(self.tables):
-            differing = ", ".join(sorted(set(state) ^ set(self.tables)))
-            raise ValueError(f"state is of other tables; only on one side: {differing}")
-        numbers = {table: int(number) for table, number in state.items()}
-        for table, number in numbers.items():
-            if not _UNMEASURED <= number <= BoundClass.LOOSE:
-                raise ValueError(f"state of table {table!r}: {number} is no class, -1..2")
-        self._measured = {t: BoundClass(n) for t, n in numbers.items() if n != _UNMEASURED}
+        """Continue from `state`. Raises ValueError: no class of that number."""
+        number = int(state["class"])
+        if not _UNMEASURED <= number <= BoundClass.LOOSE:
+            raise ValueError(f"state: {number} is no class, -1..2")
+        self._measured = None if number == _UNMEASURED else BoundClass(number)
 
 
 def homogenization_index(rows: Tensor, *, bound: float) -> float:
     """Return the share of distinct rows of one batch that a relative bound keeps apart: (0, 1].
 
-    Cost: a dozen passes over n D values of 64 bits and a sort of n numbers: some 6 ms for 2048 rows
-    of 64 values on one thread, 1 ms for 2048 rows of 16 or 600 rows of 64.
+    Cost: a dozen passes over n D values of 64 bits and two sets of n rows: some 9 ms for 2048 rows
+    of 64 values on one thread, 3 ms for 2048 rows of 16, 2 ms for 600 rows of 64.
 
     Args:
         rows: [n, D] float32, n >= 1; equal rows count once, NaN and inf count like other values.
@@ -238,18 +184,11 @@ def homogenization_index(rows: Tensor, *, bound: float) -> float:
 
 
 def count_distinct(codes: Tensor) -> int:
-    """Return the number of different rows of [n, D] int64, by 64-bit hashes.
+    """Return the number of different rows of [n, D] int64; waits for a GPU.
 
-    Two different rows share a hash with a probability of about 2^-63, so for 10^6 rows the count is
-    too low with a probability below one in a million. Hashing is for speed: it sorts n numbers,
-    where torch.unique(dim=0) sorts n rows.
+    A set of the rows' bytes is faster than torch.unique(dim=0), which sorts the rows.
     """
-    generator = torch.Generator().manual_seed(0)
-    factors = torch.randint(-(2**63), 2**63 - 1, (codes.shape[1],), generator=generator)
-    mixed = codes * -0x61C8864680B583EB  # 2^64 / golden ratio, odd; int64 wraps around
-    mixed ^= mixed >> 32
-    hashes = (mixed * (factors | 1).to(codes.device)).sum(dim=1)
-    return len(torch.unique(hashes))
+    return len({row.tobytes() for row in codes.cpu().numpy()})
 
 
 def _codes(rows: Tensor, bound: float) -> Tensor:

@@ -6,24 +6,38 @@ Source: FBGEMM's quantize_comm.py, quantize_ops; Yang et al. 2020 (int8, bf16), 
 (mx4).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
-from trec_qcomm.codecs.base import Options, RowCodec
-from trec_qcomm.core.codec import Contract
+from trec_qcomm.core.codec import Codec, Contract
+from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.registry import register_codec
+from trec_qcomm.core.segments import Encoded, Segments
+from trec_qcomm.ext.buffers import (
+    item_places,
+    new_bytes,
+    put_bytes,
+    put_rows,
+    starts_of,
+    take_bytes,
+    take_rows,
+)
 from trec_qcomm.ext.fbgemm.layouts import LAYOUTS, check_dim
-from trec_qcomm.ext.fbgemm.operators import is_installed
+from trec_qcomm.ext.fbgemm.operators import dequantize, is_installed, quantize
+from trec_qcomm.ops.dispatch import check_buffers, check_sizes
 
 Precision = Literal["int8", "int4", "int2", "fp8", "fp8_e5m2", "mx4", "fp16", "bf16"]
 NonFinite = Literal["lost", "raise"]
 _WIRE_IDS = {name: 14 + n for n, name in enumerate(get_args(Precision))}
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}  # by their bytes
 
 
 @dataclass(frozen=True)
-class Fbgemm(RowCodec):
+class Fbgemm(Codec):
     """Codec that sends rows as FBGEMM codes them, with FBGEMM's rounding, to nearest.
 
     Take it to keep the values of TorchRec's QCommsConfig, to have FP8 or MX4 at all, or where a
@@ -74,10 +88,9 @@ class Fbgemm(RowCodec):
     nonfinite: NonFinite = "lost"
 
     name = "fbgemm"
-    op = "trec_qcomm.ext.fbgemm"
     keeps_nonfinite = False
     contract = Contract.BIASED
-    refusal = "NaN or inf (nonfinite: raise)"
+    has_gpu_kernels = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,23 +110,61 @@ class Fbgemm(RowCodec):
         """Id in the frame: 14 to 21, in the order of Precision."""
         return _WIRE_IDS[self.precision]
 
-    @property
-    def options(self) -> Options:
-        """Options of its kernels."""
-        return {"precision": self.precision}
-
-    def encoder_options(self, nbytes: Tensor, seed: int, tolerances: Tensor | None) -> Options:
-        """Return the options of the kernel that encodes."""
-        return {**self.options, "refuses": self.may_refuse}
-
     def check_dim(self, dim: int) -> None:
         """Raise ValueError unless FBGEMM codes rows of `dim` values with this precision."""
         check_dim(self.precision, dim)
 
-    def row_nbytes(self, dim: int) -> int:
-        """Return the bytes of a coded row. Raise ValueError for rows that it does not take."""
-        check_dim(self.precision, dim)
-        return LAYOUTS[self.precision].row_nbytes(dim)
+    def max_nbytes(self, segments: Segments) -> Tensor:
+        """Return [S] int64, the exact sizes in bytes. Raise ValueError for rows that it does not
+        take. All methods: core.codec.Codec."""
+        check_dim(self.precision, segments.dim)
+        return segments.nbytes_of_rows(LAYOUTS[self.precision].row_nbytes(segments.dim))
+
+    @torch.no_grad()
+    def encode(
+        self,
+        values: Tensor,
+        segments: Segments,
+        payload: Tensor,
+        at: Tensor,
+        *,
+        seed: int = 0,
+        tolerances: Tensor | None = None,
+    ) -> Encoded:
+        """Gather the rows, unless they lie one behind the other, and code them in one call."""
+        nbytes = self.max_nbytes(segments)
+        check_buffers(values, segments, payload, at, nbytes)
+        rows = take_rows(values, segments)
+        if self.may_refuse and not bool((finite := rows.isfinite().all(1)).all()):
+            row = int(finite.int().argmin())
+            first = int(torch.searchsorted(segments.offsets, row, right=True)) - 1
+            raise UnencodableError("NaN or inf (nonfinite: raise)", segment=first)
+        if len(rows):
+            buffer = new_bytes(nbytes, payload.device)
+            words, places = self._coded(buffer, segments, nbytes)
+            words[places] = quantize(rows, self.precision).view(words.dtype)
+            put_bytes(buffer, payload, at, nbytes)
+        return Encoded(payload, at, nbytes)
+
+    def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
+        """Write the rows back."""
+        check_sizes(encoded, self.max_nbytes(segments))
+        check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes)
+        if segments.offsets[-1]:
+            buffer = take_bytes(encoded.payload, encoded.at, encoded.nbytes)
+            words, places = self._coded(buffer, segments, encoded.nbytes)
+            coded = words[places].view(torch.uint8)
+            put_rows(dequantize(coded, self.precision, segments.dim), segments, out)
+
+    def _coded(self, buffer: Tensor, segments: Segments, nbytes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a buffer as words, the largest that a coded row has whole, and the places of those
+        of the coded rows: other bytes pad segments."""
+        width = LAYOUTS[self.precision].row_nbytes(segments.dim)
+        size = math.gcd(width, max(_WORDS))
+        num_words = segments.num_rows * (width // size)
+        return buffer.view(_WORDS[size]), item_places(
+            starts_of(nbytes) // size, num_words, buffer.device
+        )
 
 
 # Without FBGEMM the name is known, to say what is missing, and no frame can be read.

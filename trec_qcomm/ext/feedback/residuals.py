@@ -31,25 +31,6 @@ from trec_qcomm.core.transfer import upload
 NO_ID = -1  # in place of the id of a row that has none
 
 
-@dataclass(frozen=True, eq=False)
-class RowIds:
-    """Ids of the rows that one rank sends in an exchange, in the order of their segments.
-
-    Args:
-        forward, backward: [R] int64 each in the memory of the rows, of the rows and of the
-            gradients; NO_ID where a row has none. None: no residuals are kept.
-    """
-
-    forward: Tensor | None = None
-    backward: Tensor | None = None
-
-    def of_direction(self, direction: str) -> Tensor:
-        """Return the ids of one direction. Args: direction: "forward" or "backward"."""
-        ids = self.forward if direction == "forward" else self.backward
-        assert ids is not None, direction
-        return ids
-
-
 class RowFeedbackTransform:
     """Error feedback of one collective, in both directions; a comm.rows.doors.RowTransform.
 
@@ -59,7 +40,9 @@ class RowFeedbackTransform:
     Raises: ValueError: rows of 16 bits.
     Attributes:
         residuals: {direction: residuals}, of directions that have some.
-        ids: ids of the rows of the next call, whoever begins one sets them; None: there are none.
+        ids: {direction: [R] int64 in the memory of the rows}, the ids of the rows that the next
+            call sends, in the order of their segments; NO_ID where a row has none. Whoever begins
+            a call sets them; None: there are none.
     """
 
     def __init__(self, plan: ExchangePlan, num_slots: Mapping[str, Mapping[str, int]]) -> None:
@@ -71,7 +54,7 @@ class RowFeedbackTransform:
             for direction, slots in num_slots.items()
             if any(slots.values())
         }
-        self.ids: RowIds | None = None
+        self.ids: Mapping[str, Tensor] | None = None
 
     def begin(self, name: str, exchange: PlacedExchange, device: torch.device) -> "FedCall":
         """Return what adds residuals in the call that begins. Raises ValueError: without ids."""
@@ -94,9 +77,9 @@ class RowFeedbackTransform:
 
 
 class FedCall(CallTransform):
-    """Error feedback of the rows of one call. Args: residuals: by direction.  ids: the rows'."""
+    """Error feedback of the rows of one call. Args: residuals, ids: by direction."""
 
-    def __init__(self, residuals: Mapping[str, "RowResiduals"], ids: RowIds) -> None:
+    def __init__(self, residuals: Mapping[str, "RowResiduals"], ids: Mapping[str, Tensor]) -> None:
         self._residuals, self._ids = residuals, ids
 
     def rows(
@@ -106,7 +89,7 @@ class FedCall(CallTransform):
         kept = self._residuals.get(direction)
         if kept is None:
             return None
-        return kept.added(values, sent, self._ids.of_direction(direction), traffic)
+        return kept.added(values, sent, self._ids[direction], traffic)
 
 
 class RowResiduals:
@@ -138,11 +121,7 @@ class RowResiduals:
             placed: the rows' places.
             ids: [R] int64 in the memory of the rows; NO_ID where a row has none.
             traffic: counters of dropped residuals.
-        Raises: ValueError: another number of ids.
         """
-        num_rows = int(placed.num_rows.sum())
-        if ids.shape != (num_rows,):
-            raise ValueError(f"error_feedback: {len(ids)} ids for {num_rows} rows")
         fed = FedRows(values.clone(), torch.empty_like(values))
         first_row = exclusive_cumsum(placed.num_rows)
         for group in placed.groups:
@@ -177,16 +156,13 @@ class RowResiduals:
         if more:
             ids = ids[more[0]]
             places = more[1][:, None] + torch.arange(group.segments.dim, device=device)
-        part = self._bank(group.segments.dim, device).claim(ids, slots, base, places)
+        bank = self._banks[group.segments.dim]
+        bank.move_to(device)
+        part = bank.claim(ids, slots, base, places)
         part.add_to(values)
         traffic.num_evicted = traffic.num_evicted.to(device)
         traffic.num_evicted.index_add_(0, table, part.evicts.to(torch.int64))
         return part
-
-    def _bank(self, dim: int, device: torch.device) -> "_Bank":
-        bank = self._banks[dim]
-        bank.move_to(device)
-        return bank
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return for each table and each of its segments, by number, all slots, on CPU.

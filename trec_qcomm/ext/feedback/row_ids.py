@@ -14,7 +14,7 @@ from trec_qcomm.comm.rows.collective import RowCollective
 from trec_qcomm.config import Config
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.core.transfer import upload
-from trec_qcomm.ext.feedback.residuals import NO_ID, RowFeedbackTransform, RowIds
+from trec_qcomm.ext.feedback.residuals import NO_ID, RowFeedbackTransform
 from trec_qcomm.ext.feedback.rule import RowFeedback
 from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.integration.ids.bag_merging import BagMerging, Groups, MergePoint
@@ -66,7 +66,23 @@ class RowFeedbacks:
 
     def watch(self, output_dist: nn.Module, collective: RowCollective) -> None:
         """From now on tell the collective's transform the ids of the rows of each exchange."""
-        give_ids(output_dist, collective)
+
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def before(_dist: nn.Module, args: tuple[Any, ...]) -> None:
+            context: Any = args[1] if len(args) > 1 else None
+            notes, transform = notes_on(context), collective.transform
+            if not isinstance(transform, RowFeedbackTransform):  # as in `RowCollective.replacing`
+                return
+            transform.ids = None
+            if notes.merged is None or notes.received is None:
+                return
+            transform.ids = {"backward": notes.merged.noted}
+            if "forward" in transform.residuals:
+                batches, num_ranks = context.batch_size_per_rank, collective.world_size
+                sizes = batch_sizes(notes.received, batches, num_ranks)
+                transform.ids["forward"] = _ids_to_send(notes.received, sizes)
+
+        output_dist.register_forward_pre_hook(before)
 
 
 def ids_of_bags(values: Tensor, lengths: Tensor, bags: Tensor) -> Tensor:
@@ -79,29 +95,6 @@ def ids_of_bags(values: Tensor, lengths: Tensor, bags: Tensor) -> Tensor:
     ends = torch.cumsum(lengths, 0)[bags]
     ids = values[(ends - 1).clamp(min=0)].to(torch.int64)
     return torch.where(lengths[bags] == 1, ids, NO_ID)
-
-
-def give_ids(output_dist: nn.Module, collective: RowCollective) -> None:
-    """From now on tell the collective's transform the ids of the rows of each exchange."""
-    num_ranks = collective.world_size
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def before(_dist: nn.Module, args: tuple[Any, ...]) -> None:
-        context: Any = args[1] if len(args) > 1 else None
-        notes = notes_on(context)
-        transform = collective.transform
-        if not isinstance(transform, RowFeedbackTransform):  # as in `RowCollective.replacing`
-            return
-        transform.ids = None
-        if notes.merged is None or notes.received is None:
-            return
-        forward = None
-        if "forward" in transform.residuals:
-            sizes = batch_sizes(notes.received, context.batch_size_per_rank, num_ranks)
-            forward = _ids_to_send(notes.received, sizes)
-        transform.ids = RowIds(forward, notes.merged.noted)
-
-    output_dist.register_forward_pre_hook(before)
 
 
 def _ids_to_send(received: KeyedJaggedTensor, sizes: Tensor) -> Tensor:

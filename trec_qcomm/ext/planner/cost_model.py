@@ -7,9 +7,10 @@ rows (4 n D bytes), not of the encoded bytes; 1 GB = 1e9 bytes.
 
 import math
 import statistics
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cache
 
 import torch
 
@@ -44,35 +45,23 @@ class Throughput:
         return (encoded_nbytes / self.encode_gb_s + decoded_nbytes / self.decode_gb_s) / 1e9
 
 
-_sizes: dict[tuple[Codec, tuple[int, ...], int], int] = {}
-_throughputs: dict[tuple[Codec, int], Throughput] = {}
-
-
+@cache
 def wire_nbytes(codec: Codec, num_rows: tuple[int, ...], dim: int) -> int:
     """Return the size of a frame that holds a segment of n_f rows for each f, headers included.
 
     It is exact where the codec is of fixed size, else an upper bound: `Codec.max_nbytes`.
     """
-    key = (codec, num_rows, dim)
-    if key not in _sizes:
-        payload = codec.max_nbytes(Segments.packed(num_rows, dim)).sum()
-        _sizes[key] = int(payload) + overhead_nbytes(len(num_rows))
-    return _sizes[key]
+    payload = codec.max_nbytes(Segments.packed(num_rows, dim)).sum()
+    return int(payload) + overhead_nbytes(len(num_rows))
 
 
+@cache
 def measure_throughput(codec: Codec, dim: int) -> Throughput:
     """Measure the codec on one thread of this machine's CPU, on 8 MiB of normal rows.
 
     The result is the median of 7 calls. It is measured once a process for each codec and dim. That
     takes about 0.1 s, after the time to compile.
     """
-    key = (codec, dim)
-    if key not in _throughputs:
-        _throughputs[key] = _measure(codec, dim)
-    return _throughputs[key]
-
-
-def _measure(codec: Codec, dim: int) -> Throughput:
     num_rows = MEASURED_NBYTES // (FLOAT32_NBYTES * dim)
     segments = Segments.packed((num_rows,), dim)
     if codec.mask_use is MaskUse.READS:  # as after a forward pass that kept all columns
@@ -93,9 +82,4 @@ def _measure(codec: Codec, dim: int) -> Throughput:
 
 def median_s(call: Callable[[], object]) -> float:
     """Return the median seconds of 7 calls."""
-    seconds = []
-    for _ in range(MEASURED_REPEATS):
-        begin = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds)
+    return statistics.median(timeit.repeat(call, repeat=MEASURED_REPEATS, number=1))

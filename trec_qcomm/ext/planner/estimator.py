@@ -38,7 +38,6 @@ Units: ms and bytes, as TorchRec has them. Written against torchrec 1.6.1 to 1.9
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -54,16 +53,17 @@ from trec_qcomm.ext.planner.cost_model import (
 )
 from trec_qcomm.ext.planner.measured import MeasuredPrices
 from trec_qcomm.ext.planner.traffic import (
+    Hop,
     MeasuredTable,
     Place,
     TouchedRows,
     TouchedTable,
+    hops_of,
     reduced_nbytes,
 )
 from trec_qcomm.integration.compat import (
     CollectiveType,
     EmbeddingPerfEstimator,
-    GeneralizedCommsBandwidth,
     ParameterConstraints,
     Shard,
     ShardingOption,
@@ -79,7 +79,6 @@ ALL_TO_ALL = frozenset({CollectiveType.ALL_TO_ALL})
 ALL_REDUCE = frozenset({CollectiveType.ALL_REDUCE})
 REDUCTION = frozenset({CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER})
 DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
-TWO_LEVEL = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
 DIRECTIONS = {"forward": "fwd_comms", "backward": "bwd_comms"}
 
 
@@ -102,14 +101,12 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         self._cluster, self._table_constraints = topology, constraints or {}
         self._throughput, self._pipeline = throughput, pipeline
         place = Place(num_ranks=topology.world_size, node_size=topology.intra_group_size)
+        self._place = place
         self._measured = None if measured is None else MeasuredPrices(config, measured, place)
         self._without = {
             collectives: EmbeddingPerfEstimator(_with_free(topology, collectives), constraints)
-            for collectives in (ALL_TO_ALL, REDUCTION)
+            for collectives in (ALL_TO_ALL, REDUCTION, ALL_REDUCE)
         }
-        self._without_all_reduce = EmbeddingPerfEstimator(
-            _with_free(topology, ALL_REDUCE), constraints
-        )
 
     def estimate(self, sharding_options: list[ShardingOption], *args: Any, **kwargs: Any) -> None:
         """Write `shard.perf` of every shard of every option, in place.
@@ -119,36 +116,39 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
             TorchRec's, which TorchRec prices already.
         """
         sharders = _sharders([*args, *kwargs.values()])
-        coded = [so for so in sharding_options if so.sharding_type != DATA_PARALLEL]
-        replicated = [so for so in sharding_options if so.sharding_type == DATA_PARALLEL]
-        without = {}
-        for collectives, estimator in self._without.items():
-            estimator.estimate(coded, *args, **kwargs)
-            without[collectives] = [shard.perf for so in coded for shard in so.shards]
-        self._without_all_reduce.estimate(replicated, *args, **kwargs)
-        free_ms = [[shard.perf.bwd_comms for shard in so.shards] for so in replicated]
+        free = []
+        for estimator in self._without.values():
+            estimator.estimate(sharding_options, *args, **kwargs)
+            free.append([shard.perf for so in sharding_options for shard in so.shards])
         super().estimate(sharding_options, *args, **kwargs)
-        if self._config.data_parallel is not None:
-            for so, rest_ms in zip(replicated, free_ms, strict=True):
+        shards = [(so, shard) for so in sharding_options for shard in so.shards]
+        for (so, shard), *perfs in zip(shards, *free, strict=True):
+            self._price(so, shard, dict(zip(self._without, perfs, strict=True)), sharders)
+
+    def _price(
+        self,
+        so: ShardingOption,
+        shard: Shard,
+        free: Mapping[frozenset[CollectiveType], Any],
+        sharders: Mapping[str, Any],
+    ) -> None:
+        """Write what codecs make of a shard's price. Args: free: what the shard costs where
+        collectives of these kinds are free."""
+        if so.sharding_type == DATA_PARALLEL:
+            if self._config.data_parallel is not None:
                 all_reduce_ms = self._all_reduce_ms(so, self._config.data_parallel)
-                for shard, ms in zip(so.shards, rest_ms, strict=True):
-                    shard.perf.bwd_comms = ms + all_reduce_ms
-        shards = [(so, shard) for so in coded for shard in so.shards]
-        for number, (so, shard) in enumerate(shards):
-            dtype = self._rows_dtype(so, sharders)
-            for direction, field in DIRECTIONS.items():
-                stock_ms = getattr(shard.perf, field)
-                hops_ms = {
-                    c: stock_ms - getattr(perfs[number], field) for c, perfs in without.items()
-                }
-                ours_ms = stock_ms + sum(
-                    self._coded_ms(so, shard, direction, collectives, ms, dtype) - ms
-                    for collectives, ms in hops_ms.items()
-                    if ms > 0
-                )
-                setattr(shard.perf, field, ours_ms)
-            if self._measured is not None:
-                self._price_bags(self._measured, so, shard)
+                shard.perf.bwd_comms = free[ALL_REDUCE].bwd_comms + all_reduce_ms
+            return
+        fused_params = getattr(sharders.get(so.module_type_key), "fused_params", None)
+        dtype = planned_dtype(so, fused_params, self._cluster.compute_device)
+        for direction, field in DIRECTIONS.items():
+            stock_ms = ours_ms = getattr(shard.perf, field)
+            for collectives, perf in free.items():
+                if (ms := stock_ms - getattr(perf, field)) > 0:
+                    ours_ms += self._coded_ms(so, shard, direction, collectives, ms, dtype) - ms
+            setattr(shard.perf, field, ours_ms)
+        if self._measured is not None:
+            self._price_bags(self._measured, so, shard)
 
     def _price_bags(self, measured: MeasuredPrices, so: ShardingOption, shard: Shard) -> None:
         """Write what merging equal bags leaves of a shard's lookups, and the time of its ids."""
@@ -199,23 +199,23 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
     ) -> float:
         """Return the ms of one hop of one shard, which without codecs takes `stock_ms`."""
         hop = self._hop(so, collectives)
-        codec = self._codec(so.name, direction, intra=hop.is_intra)
+        rule = self._config.rule_for(so.name)
+        codec: Codec = getattr(rule.intra if hop.is_intra else rule, direction)
         dim, rows = shard.size[1], self._rows_per_peer(so, hop)
         num_values = sum(rows) * dim
         if not num_values:
             return stock_ms
         of_values = codec_for_rows(codec, dtype, f"table {so.name!r}: {direction}")
-        sent_nbytes: float = 0.0
-        if self._measured is None:
-            sent_nbytes, raw_nbytes = wire_nbytes(of_values, rows, dim), num_values * FLOAT32_NBYTES
-        else:
-            samples = self._samples(so)
-            sent = self._measured.sent(
-                so, shard, direction, samples, intra=hop.is_intra, dtype=dtype
+        num_rows: float = sum(rows)
+        sent_nbytes: float = wire_nbytes(of_values, rows, dim)
+        if self._measured is not None:
+            samples, intra = self._samples(so), hop.is_intra
+            num_rows, sent_nbytes = self._measured.sent(
+                so, shard, direction, samples, intra=intra, dtype=dtype
             )
-            sent_nbytes, raw_nbytes = sent.nbytes, sent.num_rows * dim * FLOAT32_NBYTES
+        raw_nbytes = num_rows * dim * FLOAT32_NBYTES
         ratio = sent_nbytes / (num_values * so.tensor.element_size())
-        encoded_once = hop.is_sum and direction == "backward"
+        encoded_once = hop.num_terms > 1 and direction == "backward"  # all get the same gradients
         codec_s = self._throughput_of(codec, dim).codec_s(
             encoded_nbytes=raw_nbytes * (1 if encoded_once else hop.num_peers),
             decoded_nbytes=raw_nbytes * hop.num_peers,
@@ -223,19 +223,16 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         coded_ms: float = stock_ms * ratio + codec_s * 1e3
         return coded_ms
 
-    def _hop(self, so: ShardingOption, collectives: frozenset[CollectiveType]) -> "_Hop":
-        world_size, node_size = self._cluster.world_size, self._cluster.intra_group_size
-        is_sum = collectives is REDUCTION and so.is_pooled
-        if so.sharding_type not in TWO_LEVEL:
-            is_split = so.sharding_type == ShardingType.ROW_WISE.value and not so.is_pooled
-            return _Hop(world_size, 1 / world_size if is_split else 1.0, False, is_sum)
-        if collectives is REDUCTION:
-            return _Hop(node_size, world_size / node_size, True, is_sum)
-        return _Hop(world_size // node_size, 1.0, False, False)
+    def _hop(self, so: ShardingOption, collectives: frozenset[CollectiveType]) -> Hop:
+        share = 1 / self._place.num_ranks
+        hops = hops_of(
+            so.sharding_type, self._place, rows_share=share, num_ids=1, is_pooled=so.is_pooled
+        )
+        return hops[0] if collectives is REDUCTION else hops[-1]
 
-    def _rows_per_peer(self, so: ShardingOption, hop: "_Hop") -> tuple[int, ...]:
-        """Return the rows of each feature that a rank sends one peer."""
-        lengths = [min(1.0, n) for n in so.input_lengths] if so.is_pooled else so.input_lengths
+    def _rows_per_peer(self, so: ShardingOption, hop: Hop) -> tuple[int, ...]:
+        """Return the most rows of each feature that a rank sends one peer."""
+        lengths = [min(1.0, n) if so.is_pooled else n * hop.share for n in so.input_lengths]
         columns = zip(self._samples(so), lengths, strict=True)
         return tuple(math.ceil(samples * n * hop.num_batches) for samples, n in columns)
 
@@ -245,16 +242,6 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         batches = (limits and limits.batch_sizes) or [so.batch_size] * so.num_inputs
         poolings = get_num_poolings(self._table_constraints, so)
         return [batch * pooling for batch, pooling in zip(batches, poolings, strict=True)]
-
-    def _rows_dtype(self, so: ShardingOption, sharders: Mapping[str, Any]) -> torch.dtype:
-        sharder = sharders.get(so.module_type_key)
-        fused_params = getattr(sharder, "fused_params", None)
-        return planned_dtype(so, fused_params, self._cluster.compute_device)
-
-    def _codec(self, table: str, direction: str, *, intra: bool) -> Codec:
-        rule = self._config.rule_for(table)
-        codec: Codec = getattr(rule.intra if intra else rule, direction)
-        return codec
 
     def _throughput_of(self, codec: Codec, dim: int) -> Throughput:
         if self._throughput is None:
@@ -268,54 +255,16 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         raise ValueError(f"throughput: neither {codec} nor {codec.name!r} is among: {known}")
 
 
-@dataclass(frozen=True)
-class _Hop:
-    """One collective of a sharding.
-
-    Args:
-        num_peers: number of ranks that take part, this one included
-        num_batches: number of ranks' batches whose rows go to each peer: the number of nodes for
-            the hop inside a node, else 1; less than 1 for row-wise sequences, of whose rows a rank
-            has a share
-        is_intra: whether it is the hop inside a node
-        is_sum: whether the forward adds rows up; then the backward sends all peers the same
-    """
-
-    num_peers: int
-    num_batches: float
-    is_intra: bool
-    is_sum: bool
-
-
-class _FreeCollectives(GeneralizedCommsBandwidth):
-    """Network on which some kinds of collective take no time."""
-
-    def __init__(self, real: GeneralizedCommsBandwidth, free: frozenset[CollectiveType]) -> None:
-        self._real, self._free = real, free
-
-    def get_bw(
-        self, local_world_size: int, world_size: int, collective_type: CollectiveType
-    ) -> float:
-        """Return the bandwidth in bytes/ms; inf for a free collective."""
-        if collective_type in self._free:
-            return math.inf
-        return float(self._real.get_bw(local_world_size, world_size, collective_type))
-
-    @property
-    def intra_host_bw(self) -> float:
-        """Bandwidth of the real network, in bytes/ms."""
-        return float(self._real.intra_host_bw)
-
-    @property
-    def inter_host_bw(self) -> float:
-        """Bandwidth of the real network, in bytes/ms."""
-        return float(self._real.inter_host_bw)
-
-
 def _with_free(topology: Topology, collectives: frozenset[CollectiveType]) -> Topology:
     """Return a copy of the topology on which these collectives cost nothing."""
-    changed = copy.copy(topology)
-    set_bandwidths(changed, _FreeCollectives(topology.comms_bandwidths, collectives))
+    real, changed = topology.comms_bandwidths, copy.copy(topology)
+    network = copy.copy(real)
+    network.get_bw = lambda local_world_size, world_size, collective_type: (
+        math.inf
+        if collective_type in collectives
+        else real.get_bw(local_world_size, world_size, collective_type)
+    )
+    set_bandwidths(changed, network)
     return changed
 
 

@@ -4,7 +4,7 @@ Knows: TorchRec's sharding options, control.traffic. Does not know: milliseconds
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,14 +16,6 @@ from trec_qcomm.integration.compat import Shard, ShardingOption
 from trec_qcomm.wire.frame import overhead_nbytes
 
 MOST_APART = 0.05  # of the batch size that rows were captured with
-
-
-@dataclass(frozen=True)
-class Sent:
-    """What a shard sends one peer in a hop. Args: num_rows: rows.  nbytes: bytes with headers."""
-
-    num_rows: float
-    nbytes: float
 
 
 class MeasuredPrices:
@@ -48,8 +40,9 @@ class MeasuredPrices:
         *,
         intra: bool,
         dtype: torch.dtype,
-    ) -> Sent:
-        """Return what a shard sends one peer forward, or is sent by it backward.
+    ) -> tuple[float, float]:
+        """Return the rows that a shard sends one peer forward, or is sent by it backward, and their
+        bytes with headers.
 
         Args: num_samples: bags of each feature in a rank's batch.  intra: whether it is the hop
             inside a node.  dtype: dtype of the rows; those that were measured are float32.
@@ -71,7 +64,7 @@ class MeasuredPrices:
             scale = samples / table.num_bags
             num_rows += scale * table.num_sent * hop.share * hop.num_batches
             nbytes += scale * table.segment_nbytes(direction, hop, dim)
-        return Sent(num_rows, nbytes + overhead_nbytes(len(num_samples)))
+        return num_rows, nbytes + overhead_nbytes(len(num_samples))
 
     def ids_nbytes(self, so: ShardingOption, shard: Shard, num_samples: Sequence[float]) -> float:
         """Return the bytes of ids and lengths that a rank sends a shard."""

@@ -26,7 +26,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trec_qcomm.ext.replicas.banks import WEIGHTS, Bank, TouchedRows
+from trec_qcomm.ext.replicas.banks import Bank, TouchedRows
 from trec_qcomm.ext.replicas.messages import RowMessages, Rows
 from trec_qcomm.ext.replicas.residuals import Residuals
 
@@ -131,15 +131,13 @@ class Average:
     ) -> Rows:
         """Return the mean of what all replicas sent, of each row that some of them sent."""
         unions, means = [], []
-        for b, bank in enumerate(self._banks):
+        for b, states in enumerate(self.states):
             union = torch.unique(torch.cat([part.rows[b] for part in received]))
             places = [torch.searchsorted(union, part.rows[b]) for part in received]
             values = []
-            before = self._bases(b, union, rows[b], bases[b], is_exact=True)
-            for k, dim in enumerate(bank.dims):
-                absent = before[k]
-                if absent is None:
-                    absent = bank.matrices[WEIGHTS].new_zeros(len(union), dim)
+            before = self._bases(b, union, rows[b], bases[b])
+            for k, state in enumerate(states):
+                absent = before[k] if state.is_exact else torch.zeros_like(before[k])
                 terms = (part.values[b][k] for part in received)
                 values.append(_mean(absent, list(zip(places, terms, strict=True))))
             unions.append(union)
@@ -163,38 +161,26 @@ class Average:
     def _write(
         self, means: Rows, rows: Sequence[Tensor], bases: Sequence[Sequence[Tensor]]
     ) -> None:
-        for b, bank in enumerate(self._banks):
-            before = self._bases(b, means.rows[b], rows[b], bases[b], is_exact=False)
-            matrices = zip(bank.matrices.values(), before, means.values[b], strict=True)
-            for matrix, base, mean in matrices:
-                matrix[means.rows[b]] = mean if base is None else base.add_(mean)
+        for b, (bank, states) in enumerate(zip(self._banks, self.states, strict=True)):
+            before = self._bases(b, means.rows[b], rows[b], bases[b])
+            matrices = zip(bank.matrices.values(), states, before, means.values[b], strict=True)
+            for matrix, state, base, mean in matrices:
+                matrix[means.rows[b]] = mean if state.is_exact else base.add_(mean)
 
     def _bases(
-        self, b: int, rows: Tensor, touched: Tensor, bases: Sequence[Tensor], *, is_exact: bool
-    ) -> list[Tensor | None]:
+        self, b: int, rows: Tensor, touched: Tensor, bases: Sequence[Tensor]
+    ) -> list[Tensor]:
         """Return the rows of a bank as the last average left them, [u, D] of each matrix.
 
         Args:
             rows: [u] int64, each once, in any order.
             touched, bases: what this replica touched, [n] int64 and [n, D] of each matrix.
-            is_exact: whether those of exact codecs are wanted, or of the others; None for the rest.
         """
-        chosen = [state.is_exact == is_exact for state in self.states[b]]
-        if not any(chosen):
-            return [None] * len(chosen)
-        place = torch.searchsorted(touched, rows).clamp_(max=max(len(touched) - 1, 0))
-        is_ours = torch.zeros_like(rows, dtype=torch.bool)
-        if len(touched):
-            is_ours = touched[place] == rows
-        which = is_ours.nonzero()[:, 0]
-        values: list[Tensor | None] = []
-        for matrix, base, wanted in zip(
-            self._banks[b].matrices.values(), bases, chosen, strict=True
-        ):
-            value = matrix.index_select(0, rows) if wanted else None
-            if value is not None:
-                value[which] = base[place[which]]
-            values.append(value)
+        place = torch.searchsorted(touched, rows)
+        ours = (torch.nn.functional.pad(touched, (0, 1), value=-1)[place] == rows).nonzero()[:, 0]
+        values = self._banks[b].take(rows)
+        for value, base in zip(values, bases, strict=True):
+            value[ours] = base[place[ours]]
         return values
 
 

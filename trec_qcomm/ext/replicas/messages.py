@@ -73,9 +73,11 @@ class RowMessages:
         self._peers, self._banks, self._traffic, self._measure = peers, banks, traffic, measure
         self._codecs = codecs
         self._names = [name for bank in banks for name in bank.tables]
+        counts = int64_tensor(len(bank.tables) for bank in banks)
+        self._first_tables: list[int] = exclusive_cumsum(counts)[:-1].tolist()
         columns = [  # of each segment of a frame: its table's number, name, dim and codec
             (bank_first + t, name, dim, codec)
-            for bank, bank_first, of_bank in zip(banks, self._first_tables(), codecs, strict=True)
+            for bank, bank_first, of_bank in zip(banks, self._first_tables, codecs, strict=True)
             for dim, codec in zip(bank.dims, of_bank, strict=True)
             for t, name in enumerate(bank.tables)
         ]
@@ -89,10 +91,6 @@ class RowMessages:
         self._limits = int64_tensor(n for bank in banks for n in bank.num_rows)
         self._plans: dict[tuple[int, int], FramePlan] = {}
         self._plan(1, peers.pg.size())
-
-    def _first_tables(self) -> list[int]:
-        counts = int64_tensor(len(bank.tables) for bank in self._banks)
-        return exclusive_cumsum(counts)[:-1].tolist()
 
     def _plan(self, num_frames: int, fan_out: int) -> FramePlan:
         key = num_frames, fan_out
@@ -184,8 +182,7 @@ class RowMessages:
         at = 0
         for of_replica in lengths:
             by_bank = []
-            first_tables = self._first_tables()
-            for bank, begin in zip(self._banks, first_tables, strict=True):
+            for bank, begin in zip(self._banks, self._first_tables, strict=True):
                 of_tables = of_replica[begin : begin + len(bank.tables)].to(ids.device)
                 n = int(of_tables.sum())
                 first = bank.first[:-1].repeat_interleave(of_tables, output_size=n)

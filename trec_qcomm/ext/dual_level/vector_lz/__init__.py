@@ -4,7 +4,7 @@ An encoder of quantization indices for ops.error_bound, which calls it for one s
 All other rows are literals, bit-packed (ops.bitpack). Copies are sent only where that is shorter,
 so a segment without equal rows costs one byte more than bit-packing alone.
 
-Wire: FORMAT.md, "vector_lz". `reference` is the definition, `cpu` writes and reads the same bytes.
+Wire: FORMAT.md, "vector_lz". `cpu` writes and reads it; tests have it in plain Python, too.
 Source: Feng et al., SC 2024 (a row as LZ's symbol, a window of 32 to 255 rows); literals packed
 per 32 indices and the layout are ours.
 """

@@ -1,4 +1,4 @@
-"""Vector-LZ in numba. Same bytes as reference.py, which says what they mean.
+"""Vector-LZ in numba. FORMAT.md says what the bytes mean.
 
 Shapes: n rows of dim indices, N = n dim, W bytes.
 """
@@ -24,7 +24,8 @@ def _equal(a, b):
 
 @inner
 def _find_copies(q, dim, distances):
-    """Fill distances [n] uint8 as reference.find_copies does. Return the number of copies.
+    """Write each row's distance to the nearest equal row before it to distances [n] uint8; 0: none
+    in the window. Return the number of copies.
 
     Rows of equal hash form a chain, the last row first. The window bounds the length of a search.
     """

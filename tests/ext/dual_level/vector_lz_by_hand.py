@@ -1,4 +1,4 @@
-"""Vector-LZ of a segment's indices in plain torch: the definition.
+"""Vector-LZ of a segment's indices in plain Python: what the kernels are held against.
 
 Bytes: FORMAT.md, "vector_lz". Shapes: n rows of dim indices, N = n dim, W bytes.
 """

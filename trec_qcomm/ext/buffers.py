@@ -1,7 +1,7 @@
 """Rows, bytes and packed numbers of a whole batch of segments, moved by torch operations.
 
-The same code runs on a CPU and on a GPU, where some steps wait for the device. Nothing loops over
-segments or rows. What has one number a segment stays on the CPU until it is used.
+The same code runs on a CPU and on a GPU. Nothing loops over segments or rows. What has one number a
+segment stays on the CPU until it is used, and is uploaded then; nothing here waits for a GPU.
 
 The bytes of all segments are copied to one buffer of their own (`take_bytes`), or made there and
 copied to their places (`put_bytes`). Segment s begins in it at byte `starts_of(nbytes)[s]`, a
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.core.segments import ALIGNMENT, Segments, exclusive_cumsum
+from trec_qcomm.core.transfer import upload
 
 _PADDING = 16  # bytes behind the last segment, so that words are read and written whole
 
@@ -22,7 +23,8 @@ def segment_ids(counts: Tensor, device: torch.device) -> Tensor:
 
     Args: counts: [S] int64 on CPU, how many items each segment has.
     """
-    return torch.repeat_interleave(counts.to(device), output_size=int(counts.sum()))
+    (on_device,) = upload(device, counts)
+    return torch.repeat_interleave(on_device, output_size=int(counts.sum()))
 
 
 def item_places(first: Tensor, counts: Tensor, device: torch.device) -> Tensor:
@@ -30,8 +32,8 @@ def item_places(first: Tensor, counts: Tensor, device: torch.device) -> Tensor:
 
     Args: first, counts: [S] int64 on CPU.
     """
-    shift = (first - exclusive_cumsum(counts)[:-1]).to(device)
-    ids = segment_ids(counts, device)
+    shift, on_device = upload(device, first - exclusive_cumsum(counts)[:-1], counts)
+    ids = torch.repeat_interleave(on_device, output_size=int(counts.sum()))
     return shift[ids] + torch.arange(len(ids), device=device)
 
 
@@ -71,9 +73,10 @@ def _row_places(segments: Segments, values: Tensor) -> slice | Tensor:
         begin = int(start[has_rows][0]) if bool(has_rows.any()) else 0
         return slice(begin, begin + int(segments.offsets[-1]) * dim)
     ids = segment_ids(num_rows, values.device)
-    first = (start - segments.offsets[:-1] * segments.stride).to(values.device)
+    shift = start - segments.offsets[:-1] * segments.stride
+    first, stride = upload(values.device, shift, segments.stride)
     numbers = torch.arange(len(ids), device=values.device)
-    places = first[ids] + numbers * segments.stride.to(values.device)[ids]
+    places = first[ids] + numbers * stride[ids]
     whole = (start % dim == 0) & ((segments.stride % dim == 0) | (num_rows < 2)) | ~has_rows
     if bool(whole.all()):
         return places // dim
