@@ -91,7 +91,7 @@ class Reader:
         self.page = blocks()
         self.names = {
             "Model": Model, "device": torch.device("cpu"), "plan": make_plan(),
-            "fused_params": FUSED_PARAMS,
+            "fused_params": FUSED_PARAMS, "scaler": torch.amp.GradScaler("cpu", init_scale=1.0),
             "train_batches": batches(0, 6), "test_batches": batches(50, 2),
             "folder": f"{folder}/ours", "stock_folder": f"{folder}/stock",
         }  # fmt: skip
@@ -282,6 +282,7 @@ def on_three_ranks(folder: str) -> dict[str, bool]:
     reader = Reader(folder)
     reader.run("The training")
     reader.run("Go on with another number of ranks")
+    reader.run("Scale the loss")
     steps = set(steps_of(reader))
     trained = losses(reader["model"], reader["optimizer"], batches(60, 2))
     return {"steps go on": steps == {12}, "it trains": all(map(bool, trained))}
@@ -298,6 +299,7 @@ def test_every_block_runs_and_does_what_the_page_says(tmp_path: Path) -> None:
 def test_the_test_runs_all_blocks() -> None:
     assert {heading: len(code) for heading, code in blocks().items()} == {
         "The training": 1,
+        "Scale the loss": 1,
         "Evaluate": 1,
         "Evaluate with a pipeline": 2,
         "Save, and go on": 2,

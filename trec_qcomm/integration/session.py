@@ -101,9 +101,9 @@ class Session:
         self,
         tables: CodecChanges,
         *,
-        dense: Rules | Literal["exact"] | None = None,
-        ids: Literal["packed", "exact"] | None = None,
-        bags: Literal["distinct", "all"] | None = None,
+        dense: Rules | Literal["exact"] | None,
+        ids: str | None,
+        bags: str | None,
     ) -> None:
         """Change codecs from the next step on; see QComm.use_codecs."""
         if ids not in (None, "packed", "exact"):

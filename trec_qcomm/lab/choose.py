@@ -2,7 +2,6 @@
 
 examples:
   torchrun --nproc-per-node 2 -m trec_qcomm choose
-  python -m trec_qcomm choose                            the same, two ranks on this machine
   torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint host0:29500 -m trec_qcomm choose \\
       --batch-size 2048 --dim 64 --sharding row_wise
 
@@ -15,7 +14,6 @@ import argparse
 import logging
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -25,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from trec_qcomm.ext.auto.choice import Choice
@@ -92,28 +89,13 @@ def main(words: Sequence[str] | None = None) -> int:
             parser.error(f"{name} {getattr(options, name)}: must be positive")
     if options.zipf <= 1:
         parser.error(f"zipf {options.zipf}: must be above 1")
-    if "RANK" in os.environ:
-        _choose(options)
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            store = f"file://{folder}/store"
-            mp.spawn(_one_of_two, (options, store), nprocs=2)  # type: ignore[no-untyped-call,attr-defined]
-    return 0
-
-
-def _one_of_two(rank: int, options: argparse.Namespace, store: str) -> None:
-    torch.set_num_threads(1)
-    _choose(options, init_method=store, rank=rank, world_size=2)
-
-
-def _choose(options: argparse.Namespace, **group: Any) -> None:
-    """Train until there is a choice, and print it on rank 0. Collective.
-
-    Args: group: arguments of init_process_group; none where torchrun has set the environment.
-    """
+    if "RANK" not in os.environ:
+        parser.error(
+            "start it by torchrun, such as torchrun --nproc-per-node 2 -m trec_qcomm choose"
+        )
     warnings.simplefilter("ignore")  # of TorchRec, about what it does itself
     logging.getLogger("torchrec").setLevel(logging.ERROR)
-    dist.init_process_group("gloo", timeout=timedelta(minutes=5), **group)
+    dist.init_process_group("gloo", timeout=timedelta(minutes=5))
     try:
         tuned = _tuned(options)
         if dist.get_rank() == 0:
@@ -121,6 +103,7 @@ def _choose(options: argparse.Namespace, **group: Any) -> None:
         dist.barrier()
     finally:
         dist.destroy_process_group()
+    return 0
 
 
 def _tuned(options: argparse.Namespace) -> Tuned:

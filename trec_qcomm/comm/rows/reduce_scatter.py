@@ -21,7 +21,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from trec_qcomm.comm.rows.autograd import PendingRows
 from trec_qcomm.comm.rows.collective import PooledCollective
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
@@ -84,7 +83,7 @@ class PooledReduceScatter(PooledCollective):
         *,
         exact: bool = False,
         gradient_divisor: int = 1,
-    ) -> PendingRows:
+    ) -> Any:
         """Launch the exchange of a batch in which every feature has a batch size of its own.
 
         Args:
@@ -92,7 +91,7 @@ class PooledReduceScatter(PooledCollective):
                 shards may follow one another several times.
             rows_sent: [P][number of shards, or a multiple], batch sizes.
             exact, gradient_divisor: arguments of `start`.
-        Returns: pending [M]: for each shard, this rank's rows.
+        Returns: PendingRows of [M]: for each shard, this rank's rows.
         Raises: ValueError: rows of another shape or dtype, or sizes that are no multiple of the
             shards.  UnencodableError.
         """
@@ -110,8 +109,7 @@ class PooledReduceScatter(PooledCollective):
             (int(num_rows @ dims),) for num_rows, _, dims in (owned, gradient)
         )
         exchange = self._summed(plan, owned, gradient, sent_shape, result_shape)
-        pending: PendingRows = self._start(rows, exchange, gradient_divisor, exact)
-        return pending
+        return self._start(rows, exchange, gradient_divisor, exact)
 
     def start_selected(
         self,
@@ -122,7 +120,7 @@ class PooledReduceScatter(PooledCollective):
         *,
         exact: bool = False,
         gradient_divisor: int = 1,
-    ) -> PendingRows:
+    ) -> Any:
         """Launch the exchange of some partial rows; the others are 0, and get a gradient of 0.
 
         Args:
@@ -140,6 +138,4 @@ class PooledReduceScatter(PooledCollective):
         )
         exchange = plan.place_packed(sent.counts, received.counts)
         add = partial(add_rows, rows=received, shape=shape)
-        taken = take_rows(rows, sent)
-        pending: PendingRows = self._start(taken, exchange, gradient_divisor, exact, then=add)
-        return pending
+        return self._start(take_rows(rows, sent), exchange, gradient_divisor, exact, then=add)

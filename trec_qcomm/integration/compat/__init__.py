@@ -17,7 +17,6 @@ from torchrec.distributed.comm_ops import (
 from torchrec.distributed.dist_data import (
     PooledEmbeddingsAllToAll,
     PooledEmbeddingsReduceScatter,
-    SequenceEmbeddingsAllToAll,
     VariableBatchPooledEmbeddingsAllToAll,
 )
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection

@@ -34,7 +34,6 @@ from trec_qcomm.integration.compat import (
     PooledEmbeddingsAllToAll,
     PooledEmbeddingsReduceScatter,
     Request,
-    SequenceEmbeddingsAllToAll,
     SequenceShardingContext,
     VariableBatchPooledEmbeddingsAllToAll,
     get_gradient_division,
@@ -419,9 +418,9 @@ class CodedSequenceDist(
 ):
     """Drop-in for TwSequenceEmbeddingDist and RwSequenceEmbeddingDist."""
 
-    def __init__(self, collective: SequenceAllToAll, session: Session) -> None:
+    def __init__(self, collective: SequenceAllToAll, session: Session, stock: nn.Module) -> None:
         super().__init__(collective, session)
-        self._left_out = LeftOutRows(collective)
+        self._left_out, self._stock = LeftOutRows(collective), stock
 
     @eager
     def forward(
@@ -445,16 +444,7 @@ class CodedSequenceDist(
             more = more.repeat(len(is_mine) // max(len(more), 1))  # row-wise: F shards a rank
             self._left_out.add(rows_sent.T * more[is_mine], rows_received * more)
         order = sharding_ctx.unbucketize_permute_tensor
-        stock = partial(
-            self._send_as_stock,
-            local_embs,
-            sharding_ctx.lengths_after_input_dist,
-            sharding_ctx.input_splits,
-            sharding_ctx.output_splits,
-            order,
-            sharding_ctx.batch_size_per_rank,
-            sharding_ctx.sparse_features_recat,
-        )
+        stock = partial(self._send_as_stock, local_embs, sharding_ctx)
         # A pipeline that goes on after `detach` has lost the sizes that TorchRec's module needs.
         uncoded = stock if sharding_ctx.input_splits else None
         pending = self.collective.start(
@@ -462,10 +452,6 @@ class CodedSequenceDist(
         )
         permutes = [] if order is None else [lambda rows: rows.index_select(0, order)]
         return _awaitable(pending, permutes)
-
-    def _make_stock(self, device: torch.device) -> Any:
-        widths = list(map(len, self._dims()))
-        return SequenceEmbeddingsAllToAll(self.collective.pg, widths, device)
 
     def _rows_sent(self, ctx: SequenceShardingContext) -> Tensor:
         """Return [F, P] int64: ids of each of this rank's features that each rank asked for."""

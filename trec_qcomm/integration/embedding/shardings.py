@@ -329,7 +329,8 @@ class _CodedSequence(CodedSharding):
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
         """Make a coded all-to-all of unpooled rows."""
         collective = self._collective(SequenceAllToAll, process_group(self), self._layout())
-        return CodedSequenceDist(collective, self._registry.session)
+        stock = super().create_output_dist(device)  # type: ignore[misc]
+        return CodedSequenceDist(collective, self._registry.session, stock)
 
 
 class CodedTwSequenceEmbeddingSharding(_CodedSequence, TwSequenceEmbeddingSharding):
