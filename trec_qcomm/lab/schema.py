@@ -14,7 +14,6 @@ The second command writes the reference of all fields into a page: their types, 
 docstrings say of them.
 """
 
-import argparse
 import inspect
 import json
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from trec_qcomm.config.section import At
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.fields import LISTS, UNIONS, Range, default_of, hints_of, stored_fields, write
 from trec_qcomm.core.registry import codec_names, codec_type
+from trec_qcomm.lab.command_line import parser_of
 from trec_qcomm.lab.reference import filled
 
 _TYPES = {int: "integer", float: "number", bool: "boolean", str: "string", type(None): "null"}
@@ -99,11 +99,7 @@ def _limits(limits: Range) -> dict[str, float]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Print the schema, or write the reference into a page."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trec_qcomm schema",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("schema", __doc__)
     parser.add_argument(
         "--markdown", metavar="PAGE", type=Path, help="write the reference into a page instead"
     )

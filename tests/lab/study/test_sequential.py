@@ -35,8 +35,6 @@ def test_the_tail_of_many_degrees_is_nearly_normal():
         assert isclose(t_tail(z, 10**7), NormalDist().cdf(-z), rel_tol=1e-4)
     assert t_tail(inf, 3) == 0
     assert t_quantile_of_tail(0.0, 3) == inf
-    with pytest.raises(ValueError, match=r"tail 0\.6"):
-        t_quantile_of_tail(0.6, 3)
 
 
 # Bounds of z for 5 equal steps and 2.5 % one-sided: Lan and DeMets 1983 after O'Brien and Fleming;
@@ -70,7 +68,6 @@ def test_a_first_look_far_too_early_never_rejects():
     ("arguments", "message"),
     [
         (((), 0.05), "looks"), (((5, 5), 0.05), "increasing"), (((0, 5), 0.05), "positive"),
-        (((5,), 0.5), "error 0.5"), (((5,), 0.05, "early"), "expected late or even"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_named(arguments, message):

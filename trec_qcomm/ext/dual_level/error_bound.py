@@ -184,7 +184,7 @@ def homogenization_index(rows: Tensor, *, bound: float) -> float:
 
 
 def count_distinct(codes: Tensor) -> int:
-    """Return the number of different rows of [n, D] int64; waits for a GPU.
+    """Return the number of different rows of [n, D] integers; waits for a GPU.
 
     A set of the rows' bytes is faster than torch.unique(dim=0), which sorts the rows.
     """

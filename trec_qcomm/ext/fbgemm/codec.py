@@ -6,7 +6,6 @@ Source: FBGEMM's quantize_comm.py, quantize_ops; Yang et al. 2020 (int8, bf16), 
 (mx4).
 """
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -17,15 +16,7 @@ from trec_qcomm.core.codec import Codec, Contract
 from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
-from trec_qcomm.ext.buffers import (
-    item_places,
-    new_bytes,
-    put_bytes,
-    put_rows,
-    starts_of,
-    take_bytes,
-    take_rows,
-)
+from trec_qcomm.ext.buffers import item_places, put_rows, take_rows
 from trec_qcomm.ext.fbgemm.layouts import LAYOUTS, check_dim
 from trec_qcomm.ext.fbgemm.operators import dequantize, is_installed, quantize
 from trec_qcomm.ops.dispatch import check_buffers, check_sizes
@@ -33,7 +24,6 @@ from trec_qcomm.ops.dispatch import check_buffers, check_sizes
 Precision = Literal["int8", "int4", "int2", "fp8", "fp8_e5m2", "mx4", "fp16", "bf16"]
 NonFinite = Literal["lost", "raise"]
 _WIRE_IDS = {name: 14 + n for n, name in enumerate(get_args(Precision))}
-_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}  # by their bytes
 
 
 @dataclass(frozen=True)
@@ -140,10 +130,10 @@ class Fbgemm(Codec):
             first = int(torch.searchsorted(segments.offsets, row, right=True)) - 1
             raise UnencodableError("NaN or inf (nonfinite: raise)", segment=first)
         if len(rows):
-            buffer = new_bytes(nbytes, payload.device)
-            words, places = self._coded(buffer, segments, nbytes)
-            words[places] = quantize(rows, self.precision).view(words.dtype)
-            put_bytes(buffer, payload, at, nbytes)
+            coded, sizes = quantize(rows, self.precision), self._sizes(segments)
+            parts = _parts(payload, at, sizes)
+            torch.split_with_sizes_copy(coded, sizes.tolist(), out=parts)
+            payload[item_places(at + sizes, nbytes - sizes, payload.device)] = 0
         return Encoded(payload, at, nbytes)
 
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
@@ -151,20 +141,18 @@ class Fbgemm(Codec):
         check_sizes(encoded, self.max_nbytes(segments))
         check_buffers(out, segments, encoded.payload, encoded.at, encoded.nbytes)
         if segments.offsets[-1]:
-            buffer = take_bytes(encoded.payload, encoded.at, encoded.nbytes)
-            words, places = self._coded(buffer, segments, encoded.nbytes)
-            coded = words[places].view(torch.uint8)
+            coded = torch.cat(_parts(encoded.payload, encoded.at, self._sizes(segments)))
             put_rows(dequantize(coded, self.precision, segments.dim), segments, out)
 
-    def _coded(self, buffer: Tensor, segments: Segments, nbytes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a buffer as words, the largest that a coded row has whole, and the places of those
-        of the coded rows: other bytes pad segments."""
-        width = LAYOUTS[self.precision].row_nbytes(segments.dim)
-        size = math.gcd(width, max(_WORDS))
-        num_words = segments.num_rows * (width // size)
-        return buffer.view(_WORDS[size]), item_places(
-            starts_of(nbytes) // size, num_words, buffer.device
-        )
+    def _sizes(self, segments: Segments) -> Tensor:
+        """Return [S] int64, the bytes of each segment without what pads it."""
+        return segments.num_rows * LAYOUTS[self.precision].row_nbytes(segments.dim)
+
+
+def _parts(payload: Tensor, at: Tensor, sizes: Tensor) -> list[Tensor]:
+    """Return a view of the coded rows of each segment."""
+    places = zip(at.tolist(), sizes.tolist(), strict=True)
+    return [payload[begin : begin + size] for begin, size in places]
 
 
 # Without FBGEMM the name is known, to say what is missing, and no frame can be read.

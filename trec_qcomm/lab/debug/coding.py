@@ -8,7 +8,7 @@ Shapes: S segments, R rows of D values.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,19 +64,6 @@ class PackedRows:
                 begin = s + 1
 
 
-@dataclass(frozen=True, eq=False)
-class CodedRows:
-    """What a codec makes of packed rows.
-
-    Args:
-        y: [R, D] float32, the decoded rows.
-        encoded: the bytes of the S segments, with sizes on the CPU.
-    """
-
-    y: Tensor
-    encoded: Encoded
-
-
 def pack(
     values: Tensor,
     placed: PlacedFrames,
@@ -103,17 +90,14 @@ def pack(
         if not len(chosen):
             continue
         segments, members = group.segments, group.members[chosen]
-        num_rows, dim = segments.num_rows[chosen], segments.dim
-        offsets = exclusive_cumsum(num_rows)
-        notes = segments.notes
+        part, dim = segments.subset(chosen), segments.dim
         # A codec that writes masks would write the exchange's own, which is none of our business.
         reads = group.codec.mask_use is MaskUse.READS
-        packed = Segments(
-            offsets,
-            dim,
-            offsets[:-1] * dim,
-            torch.full_like(num_rows, dim),
-            notes=notes.subset(chosen) if reads and notes is not None else None,
+        packed = replace(
+            part,
+            start=part.offsets[:-1] * dim,
+            stride=torch.full_like(part.stride, dim),
+            notes=part.notes if reads else None,
             numbers=segments.first_numbers[chosen],
         )
         yield PackedRows(
@@ -128,18 +112,16 @@ def pack(
         )
 
 
-def code(rows: PackedRows, codec: Codec, tolerances: Tensor | None) -> CodedRows:
+def code(rows: PackedRows, codec: Codec, tolerances: Tensor | None) -> tuple[Tensor, Tensor]:
     """Encode rows and decode them.
 
     Args: codec: the rows' codec, or another.  tolerances: [S] float64; None: the codec has none.
+    Returns: [R, D] float32, the decoded rows; and [S] int64 on the CPU, the bytes of each segment.
     Raises: UnencodableError.  ValueError: the codec needs masks, or does not run on this device.
     """
     segments = rows.segments
     if codec is not rows.codec and segments.notes is not None:
-        segments = Segments(
-            segments.offsets, segments.dim, segments.start, segments.stride,
-            numbers=segments.numbers,
-        )  # fmt: skip
+        segments = replace(segments, notes=None)
     at = exclusive_cumsum(codec.max_nbytes(segments))
     payload = torch.empty(int(at[-1]), dtype=torch.uint8, device=rows.x.device)
     encoded = codec.encode(
@@ -148,4 +130,4 @@ def code(rows: PackedRows, codec: Codec, tolerances: Tensor | None) -> CodedRows
     encoded = Encoded(payload, encoded.at, download(encoded.nbytes), encoded.flushed)
     y = torch.empty_like(rows.x)
     codec.decode(encoded, segments, y)
-    return CodedRows(y, encoded)
+    return y, encoded.nbytes

@@ -11,11 +11,10 @@ without end, values lost beside larger ones, tables far noisier than others.
 Exit status: 0 nothing stands out, 1 something, 2 a mistake in the command line or the files.
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trec_qcomm.lab.command_line import parser_of
 from trec_qcomm.lab.debug.findings import findings
 from trec_qcomm.lab.debug.recorded import read_run
 from trec_qcomm.lab.debug.summary import run_summary
@@ -23,11 +22,7 @@ from trec_qcomm.lab.debug.summary import run_summary
 
 def main(words: Sequence[str] | None = None) -> int:
     """Print what one run shows and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trec_qcomm debug",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("debug", __doc__)
     add = parser.add_argument
     add("folder", type=Path, metavar="FOLDER", help="folder of the run")
     add("--top", type=int, default=10, metavar="N", help="lines to show (default 10)")
@@ -40,7 +35,3 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     print(run_summary(run, top=arguments.top))
     return int(bool(findings(run.records)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,8 +7,8 @@ On a GPU a measured step waits for the device.
 Knows: sessions, collectives of rows, all-reduces of gradients. Does not know: TorchRec.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from math import sqrt
 from typing import cast
 
@@ -28,7 +28,7 @@ from trec_qcomm.integration.session import Session
 from trec_qcomm.lab.debug.coding import pack
 from trec_qcomm.lab.debug.recorded import DebugRun
 from trec_qcomm.lab.debug.recorder import Measurement, Recorder
-from trec_qcomm.lab.debug.rule import DebugRule
+from trec_qcomm.lab.debug.rule import DebugRule, check_patterns
 from trec_qcomm.lab.debug.summary import run_summary
 from trec_qcomm.lab.debug.tally import Tally
 from trec_qcomm.lab.records import DebugRecord, Direction
@@ -134,12 +134,8 @@ class Debugger(Extension, Observer):
             return
         session = self._session
         names = session.tables | {s.name for g in session.gradients.values() for s in g.shapes}
-        for pattern in self.rule.tables:
-            if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
-                raise ValueError(
-                    f"debug.tables: {pattern!r} matches no table and no dense parameter; there "
-                    f"are: {', '.join(sorted(names))}"
-                )
+        patterns = (pattern for pattern in self.rule.tables if pattern != "*")
+        check_patterns("debug.tables", patterns, names, "table and no dense parameter")
 
     def check_dim(self, dim: int, where: str) -> None:
         """Raise ValueError where a shadow does not take rows of `dim` values."""
@@ -206,8 +202,8 @@ class BucketDebugger:
         self._codecs = codecs  # by parameter
         self._coded = {(codecs[p.name], p.block) for p in chunks.parameters}
         self._sent: dict[str, Measurement] = {}  # by site
-        self._kept: dict[tuple[str, str], Tally] = {}  # by site and parameter
-        self._gradient_squares: dict[tuple[str, str], float] = {}
+        self._kept: dict[tuple[str, str], Tally] = defaultdict(Tally)  # by site and parameter
+        self._gradient_squares: dict[tuple[str, str], float] = defaultdict(float)
 
     def sent(
         self, values: Tensor, span: ChunkSpan, site: str, *, seed: int, tolerances: Tensor | None
@@ -232,10 +228,9 @@ class BucketDebugger:
 
     def _add_kept(self, gradient: Tensor, residual: Tensor, piece: Piece, site: str) -> None:
         rows = residual.view(-1, self._chunks.parameters[piece.parameter].block)
-        key = site, piece.name
         squares = float(gradient[gradient.isfinite()].double().square().sum())
-        self._kept.setdefault(key, Tally()).add(rows, rows)
-        self._gradient_squares[key] = self._gradient_squares.get(key, 0.0) + squares
+        self._kept[site, piece.name].add(rows, rows)
+        self._gradient_squares[site, piece.name] += squares
 
     def end(self, values: Tensor) -> None:
         """Write the records of the bucket."""

@@ -161,9 +161,7 @@ def _growing_residual(series: Series) -> Iterator[Finding]:
     """A residual that saturates is as it should be: it has stopped to grow by the end."""
     known = [r for r in series if r.residual_over_gradient is not None]
     ratios = [r.residual_over_gradient or 0.0 for r in known]
-    if len(ratios) < 4 or ratios[-1] < LEAST_RESIDUAL:
-        return
-    if ratios[-1] < GROWTH * ratios[len(ratios) // 2]:
+    if len(ratios) < 4 or ratios[-1] < max(LEAST_RESIDUAL, GROWTH * ratios[len(ratios) // 2]):
         return
     first = next(r for r, ratio in zip(known, ratios, strict=True) if ratio >= LEAST_RESIDUAL)
     yield _finding(

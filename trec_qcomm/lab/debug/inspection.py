@@ -161,7 +161,9 @@ def attribute(qcomm: QComm, loss_fn: LossFunction, batch: Any) -> Attribution:
         for exact in (set[str](), set(session.tables), *({table} for table in tables)):
             with same_randomness(), session.collectives.exact_tables(exact):
                 losses.append(float(loss_fn(batch)))
-    on, off, *without = _mean_over_ranks(losses)
+    total = torch.tensor(losses, dtype=torch.float64, device=summing_device())
+    dist.all_reduce(total)
+    on, off, *without = (total / dist.get_world_size()).tolist()
     effects = [TableEffect(t, on - loss) for t, loss in zip(tables, without, strict=True)]
     ordered = sorted(effects, key=lambda effect: -abs(effect.added_loss))
     return Attribution(loss=on, exact_loss=off, tables=tuple(ordered))
@@ -177,13 +179,6 @@ def leaving_no_trace(session: Session) -> Iterator[Callable[[], Any]]:
     finally:
         for counter, attributes in zip(objects, saved, strict=True):
             counter.__dict__ |= attributes
-
-
-def _mean_over_ranks(losses: list[float]) -> list[float]:
-    total = torch.tensor(losses, dtype=torch.float64, device=summing_device())
-    dist.all_reduce(total)
-    means: list[float] = (total / dist.get_world_size()).tolist()
-    return means
 
 
 def summing_device() -> torch.device:

@@ -92,12 +92,12 @@ class Measurement:
         *,
         is_shadow: bool,
     ) -> None:
-        coded = code(rows, codec, tolerances)
+        y, nbytes = code(rows, codec, tolerances)
         for name, segments, part in rows.blocks():
             entry = self._entries.setdefault(Key(name, repr(codec), is_shadow), _Entry())
-            entry.tally.add(rows.x[part], coded.y[part])
+            entry.tally.add(rows.x[part], y[part])
             entry.tolerance = configured[segments.start]
-            entry.nbytes += int(coded.encoded.nbytes[segments].sum())
+            entry.nbytes += int(nbytes[segments].sum())
 
     def figures(self) -> Iterator[tuple[Key, Figures]]:
         """Yield the figures of each table and codec; none where a shadow refuses the values."""

@@ -21,9 +21,10 @@ from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.rows.doors import Call, Observer
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.core.stats import TableBags
+from trec_qcomm.ext.dual_level.error_bound import count_distinct
 from trec_qcomm.ext.planner.cost_model import FLOAT32_NBYTES
 from trec_qcomm.integration.session import Session
-from trec_qcomm.lab.sizes.rows import Blocks, num_distinct, write_rows
+from trec_qcomm.lab.sizes.rows import Blocks, write_rows
 
 CAPTURED_NBYTES = 2**28
 _FILE_NBYTES = 2**26  # room for what torch.save adds: names of tables, a header a block
@@ -155,7 +156,7 @@ class RowCapture(Observer):
                     joint[table, segment % placed.plan.segments_per_frame[0]].append(block)
             is_joint = call.name not in self._transformed  # else equal rows differ by peer
             for (table, _), blocks in joint.items() if direction == "forward" else ():
-                num_joint = num_distinct(torch.cat(blocks)) if is_joint else 0
+                num_joint = count_distinct(torch.cat(blocks).view(torch.int32)) if is_joint else 0
                 kept.counts[table].update(num_joint=num_joint, num_joint_sets=int(is_joint))
 
     def _counts(self) -> dict[str, dict[str, int]]:

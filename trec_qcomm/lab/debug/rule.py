@@ -3,7 +3,7 @@
 Knows: codecs, patterns. Does not know: YAML, TorchRec, process groups, figures.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Any
@@ -13,6 +13,14 @@ from trec_qcomm.config.matching import Patterns
 from trec_qcomm.config.section import Section
 from trec_qcomm.core.codec import Codec, MaskUse
 from trec_qcomm.core.fields import Range, check_fields
+
+
+def check_patterns(where: str, patterns: Iterable[str], names: Collection[str], what: str) -> None:
+    """Raise ValueError unless each pattern matches a name. Args: what: words for a name."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            there = ", ".join(sorted(names))
+            raise ValueError(f"{where}: {pattern!r} matches no {what}; there are: {there}")
 
 
 @dataclass(frozen=True, kw_only=True)

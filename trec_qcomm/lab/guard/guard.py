@@ -12,7 +12,6 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import partial
 from math import inf, isfinite, nan
 from pathlib import Path
@@ -28,6 +27,7 @@ from trec_qcomm.core.errors import GuardError
 from trec_qcomm.integration.agreement import check_equal
 from trec_qcomm.lab import records
 from trec_qcomm.lab.debug.inspection import LossFunction
+from trec_qcomm.lab.debug.rule import check_patterns
 from trec_qcomm.lab.guard.ladders import Ladder
 from trec_qcomm.lab.guard.messages import is_move
 from trec_qcomm.lab.guard.policy import GuardPolicy
@@ -231,12 +231,7 @@ def _ladders(config: Config, rule: GuardRule, tables: Sequence[str]) -> dict[Key
     """
     if not tables:
         raise ValueError("guard: no table is sharded yet, or none is sent")
-    for pattern in rule.tables:
-        if not any(fnmatchcase(table, pattern) for table in tables):
-            raise ValueError(
-                f"{config.source}: guard.tables: {pattern!r} matches no table that is sent; "
-                f"there are: {', '.join(tables)}"
-            )
+    check_patterns(f"{config.source}: guard.tables", rule.tables, tables, "table that is sent")
     return {
         (table, direction): ladder
         for table in filter(rule.matches, tables)

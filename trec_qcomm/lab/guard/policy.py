@@ -126,10 +126,11 @@ class GuardPolicy:
                 continue
             values = {name: float(v) for name, v in asdict(signals[key]).items() if v is not None}
             figures = {name: value for name, value in values.items() if isfinite(value)}
-            if alarm.answer == "raise":
-                events.append(self._move("raise", alarm.reason, key, alarm.rung, figures))
+            reason, answer, rung = alarm
+            if answer == "raise":
+                events.append(self._move("raise", reason, key, rung, figures))
             else:
-                events.append(self._event(alarm.answer, alarm.reason, key, figures=figures))
+                events.append(self._event(answer, reason, key, figures=figures))
         return events
 
     def _by_loss(

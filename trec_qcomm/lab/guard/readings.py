@@ -36,6 +36,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import fsum, inf, isfinite, isnan, log2, sqrt
+from statistics import fmean
 
 from trec_qcomm.lab.study.student_t import t_quantile_of_tail
 
@@ -134,7 +135,7 @@ class Readings:
         reading = tuple(changes)
         self._steps.append(_step(self._readings[-1], reading) if self._readings else (0.0, 0.0))
         self._readings.append(reading)
-        self._means.append(_mean(reading))
+        self._means.append(fmean(reading))
         for kept in (self._steps, self._readings, self._means):
             del kept[: -max(LONGEST, self._lengths[-1])]
 
@@ -173,7 +174,7 @@ class Readings:
         if len(by_batch) < 2:
             return by_batch[0], Variance()
         spread = _square_spread(by_batch) / len(by_batch)
-        return _mean(by_batch), Variance(spread, len(by_batch) - 1)
+        return fmean(by_batch), Variance(spread, len(by_batch) - 1)
 
     def _noise(self, n: int) -> Variance:
         """Return the variance of the mean of the latest n readings for noise between probes."""
@@ -207,7 +208,7 @@ class Readings:
 def _step(before: Reading, after: Reading) -> tuple[float, float]:
     """Return what one reading differs from the one before: the mean squared, and the spread."""
     differences = [b - a for a, b in zip(before, after, strict=True)]
-    return _mean(differences) ** 2, _square_spread(differences)
+    return fmean(differences) ** 2, _square_spread(differences)
 
 
 def _spread_of_means(parts: Iterable[Sequence[float]], n: int) -> Variance:
@@ -230,12 +231,8 @@ def _square_spread(values: Sequence[float]) -> float:
     """Return the variance of a sample; 0 of one value."""
     if len(values) < 2:
         return 0.0
-    center = _mean(values)
+    center = fmean(values)
     return fsum((value - center) ** 2 for value in values) / (len(values) - 1)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return fsum(values) / len(values)
 
 
 def _lengths(shortest: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ Knows: collectives of rows, tallies. Does not know: ladders, decisions, how rank
 Shapes: K tables and directions, F fields.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import log10, sqrt
 from typing import cast
@@ -36,7 +37,7 @@ class SignalSums(Observer):
         self._rule = rule
         self.is_armed = False
         self._tallies: dict[Key, Tally] = {}
-        self._nbytes: dict[Key, int] = {}
+        self._nbytes: Counter[Key] = Counter()
 
     def before_encoding(self, call: Call, values: Tensor, placed: PlacedFrames) -> None:
         """Add up rows that are about to be sent, in a step that is looked at."""
@@ -44,12 +45,11 @@ class SignalSums(Observer):
             return
         names = [table if self._rule.matches(table) else None for table in placed.plan.tables]
         for rows in pack(values, placed, seed=call.seed, tolerances=call.tolerances, names=names):
-            coded = code(rows, rows.codec, rows.tolerances)
+            y, nbytes = code(rows, rows.codec, rows.tolerances)
             for name, segments, part in rows.blocks():
                 key = (name, cast(Direction, call.direction))
-                self._tallies.setdefault(key, Tally()).add(rows.x[part], coded.y[part])
-                nbytes = int(coded.encoded.nbytes[segments].sum())
-                self._nbytes[key] = self._nbytes.get(key, 0) + nbytes
+                self._tallies.setdefault(key, Tally()).add(rows.x[part], y[part])
+                self._nbytes[key] += int(nbytes[segments].sum())
 
     def take(self, keys: Sequence[Key]) -> Tensor:
         """Return [K, F] float64 on the CPU, the sums so far, and begin anew. Waits for a GPU."""

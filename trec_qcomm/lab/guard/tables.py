@@ -106,15 +106,6 @@ class TableState:
         return TableState(**{**saved, "expected": expected})
 
 
-@dataclass(frozen=True)
-class Alarm:
-    """What is wrong with a table, the answer that the rule gives, and the rung for `raise`."""
-
-    reason: GuardReason
-    answer: Answer
-    rung: int
-
-
 class GuardedTable:
     """One table in one direction; begins with the rung that the configuration gives.
 
@@ -165,8 +156,9 @@ class GuardedTable:
         at = self.state.lowered_at
         return at is not None and probe - at <= self._rule.lower_after
 
-    def alarm(self, signal: Signals) -> Alarm | None:
-        """Return the first thing that is wrong, unless it was told and stayed so.
+    def alarm(self, signal: Signals) -> tuple[GuardReason, Answer, int] | None:
+        """Return the first thing that is wrong, unless it was told and stayed so; the answer that
+        the rule gives, and the rung for `raise`.
 
         Where all is well, the signal is added to what is expected.
         """
@@ -188,7 +180,7 @@ class GuardedTable:
             answer: Answer = getattr(self._rule, f"on_{reason}")
             if answer == "error" or reason not in state.told:
                 state.told = sorted({*state.told, reason})
-                return Alarm(reason, answer, to)
+                return reason, answer, to
         return None
 
     def _missing_bits(self, signal: Signals) -> float | None:
@@ -213,7 +205,6 @@ def _missing(expected: list[Expected], signal: Signals) -> float | None:
     if lost is None or not shares or lost - min(shares) < LOST_RISE:
         return None
     sizes = [one.rms for one in expected if one.rms is not None]
-    has_grown = not sizes or signal.rms is None or signal.rms >= GROWTH * max(sizes)
-    if not has_grown:
+    if sizes and signal.rms is not None and signal.rms < GROWTH * max(sizes):
         return None
     return inf if lost >= MOSTLY_LOST else 0.0

@@ -10,11 +10,10 @@ from trec_qcomm.config import codec_from_dict, parse_yaml
 from trec_qcomm.core.codec import Codec, MaskUse, check_choice
 
 BASELINE = "float32"  # name of the rows as they are
+_BOTH: dict[str, Codec] = {BASELINE: Identity(), "bf16": Cast("bf16"), "int8": Rowwise(8)}
 CODECS: Mapping[str, Mapping[str, Codec]] = {
     "forward": {
-        BASELINE: Identity(),
-        "bf16": Cast("bf16"),
-        "int8": Rowwise(8),
+        **_BOTH,
         "float6": Float6(),
         "int4": Rowwise(4),
         "int2": Rowwise(2),
@@ -23,9 +22,7 @@ CODECS: Mapping[str, Mapping[str, Codec]] = {
         "bound3%": ErrorBounded(0.03),
     },
     "backward": {
-        BASELINE: Identity(),
-        "bf16": Cast("bf16"),
-        "int8": Rowwise(8),
+        **_BOTH,
         "float6": Float6(rounding="stochastic"),
         "int4": Rowwise(4, rounding="stochastic"),
         "int2": Rowwise(2, rounding="stochastic"),

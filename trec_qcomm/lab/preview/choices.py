@@ -8,7 +8,7 @@ import glob
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from torch import Tensor
@@ -20,6 +20,8 @@ from trec_qcomm.core.aligned import aligned
 from trec_qcomm.core.codec import Codec, check_choice
 from trec_qcomm.lab.preview.candidates import BASELINE
 from trec_qcomm.lab.preview.measure import CodecPreview, TablePreview, preview_table
+from trec_qcomm.lab.search.choices import Pair, config_of_all
+from trec_qcomm.lab.search.choices import config_of as config_of_pairs
 
 ENCODERS: tuple[Encoder, ...] = get_args(Encoder)
 _HEAD = ("table", "rows", "encoder", "ratio", "speed-up", "backward", "speed-up")
@@ -129,19 +131,17 @@ def config_of(
     choices: Sequence[TableChoice], options: Options, without_rows: Sequence[str]
 ) -> Config:
     """Return the config: rules of equal codecs, and a last one for tables without rows."""
-    groups: dict[tuple[Codec, Codec], list[str]] = {}
-    for choice in choices:
-        tables = groups.setdefault((choice.forward, choice.backward), [])
-        tables.append(glob.escape(choice.figures.table))
     merged: UniqueBagsChoice = "auto" if options.unique_bags else False
-    rules = [
-        TableRule(tables=tables, forward=forward, backward=backward, unique_bags=merged)
-        for (forward, backward), tables in groups.items()
-    ]
-    if without_rows:
-        names = [glob.escape(table) for table in without_rows]
-        rules.append(TableRule(tables=names, forward=Identity(), backward=Identity()))
-    return Config(embedding=tuple(rules))
+    pairs = {choice.figures.table: Pair(choice.forward, choice.backward) for choice in choices}
+    config = config_of_pairs(pairs, config_of_all(Pair(), merged), merged)
+    if not without_rows:
+        return config
+    rest = TableRule(
+        tables=[glob.escape(table) for table in without_rows],
+        forward=Identity(),
+        backward=Identity(),
+    )
+    return replace(config, embedding=(*config.embedding, rest))
 
 
 def choices_text(choices: Sequence[TableChoice]) -> str:

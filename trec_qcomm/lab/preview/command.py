@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from trec_qcomm.lab.command_line import check_out, parser_of, run_tool
 from trec_qcomm.lab.preview.candidates import CODECS, NAMES, candidates
 from trec_qcomm.lab.preview.choices import (
     ENCODERS,
@@ -46,11 +47,7 @@ from trec_qcomm.lab.preview.previews import load_captured, make_preview
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trec_qcomm preview",
-        description=(__doc__ or "").replace("%", "%%"),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("preview", __doc__)
     add = parser.add_argument
     add("rows", type=Path, metavar="FILE.pt", help="rows by table")
     add(
@@ -80,10 +77,7 @@ def run(arguments: argparse.Namespace) -> str:
     """
     options = read_options(arguments)
     out: Path | None = arguments.out
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise ValueError(f"out {out}: expected a file in a folder that exists")
-    if out is not None and out.exists() and not arguments.force:
-        raise ValueError(f"out {out}: exists; --force overwrites it")
+    check_out(out, force=arguments.force)
     captured = load_captured(arguments.rows, batch=arguments.batch)
     preview = make_preview(
         captured,
@@ -125,20 +119,10 @@ def read_options(arguments: argparse.Namespace) -> Options:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Preview and return the exit status; 2 after a mistake in the command line."""
-    parser = build_parser()
-    arguments = parser.parse_args(words)
-    try:
-        print(run(arguments))
-    except ValueError as error:
-        parser.error(str(error))
-    return 0
+    """Run the command."""
+    return run_tool(build_parser(), words, run)
 
 
 def names(text: str) -> tuple[str, ...]:
     """a,b -> ("a", "b"). What argparse calls an invalid value it calls by the function's name."""
     return tuple(text.split(","))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.core.codec import Codec, check_dim
-from trec_qcomm.core.segments import Segments, exclusive_cumsum
-from trec_qcomm.ext.planner.cost_model import FLOAT32_NBYTES, median_s
+from trec_qcomm.core.segments import Segments
+from trec_qcomm.ext.planner import cost_model
 from trec_qcomm.lab.sizes.rows import distinct
+from trec_qcomm.testing import encode
 
 _TIMED_NBYTES = 2**20  # least bytes of float32 rows: below, the call itself takes most of the time
 
@@ -107,7 +108,7 @@ def preview_table(
     """
     sent = [distinct(block) for block in blocks] if distinct_rows else list(blocks)
     num_rows, num_sent, dim = sum(map(len, blocks)), sum(map(len, sent)), sent[0].shape[1]
-    row_nbytes = FLOAT32_NBYTES * dim / num_steps
+    row_nbytes = cost_model.FLOAT32_NBYTES * dim / num_steps
     previews = []
     for name, codec in codecs.items():
         where = f"table {table!r}, codec {name}"
@@ -146,10 +147,7 @@ def bytes_and_noise(codec: Codec, blocks: Sequence[Tensor]) -> tuple[int, float]
     """
     rows = torch.cat(list(blocks))
     segments = Segments.packed([len(block) for block in blocks], rows.shape[1])
-    room = codec.max_nbytes(segments)
-    payload = torch.empty(int(room.sum()), dtype=torch.uint8)
-    decoded = torch.empty_like(rows)
-    encoded = codec.encode(rows, segments, payload, exclusive_cumsum(room)[:-1])
+    encoded, decoded = encode(codec, rows, segments), torch.empty_like(rows)
     codec.decode(encoded, segments, decoded)
     finite = rows.isfinite()
     values, received = rows[finite].double(), decoded[finite].double()
@@ -196,15 +194,7 @@ def coding_s(codec: Codec, blocks: Sequence[Tensor]) -> tuple[float, float]:
     Args: blocks: one or more of [n_i >= 1, D >= 1] float32 on CPU, of one D.
     """
     rows = torch.cat(list(blocks))
-    copies = -(-_TIMED_NBYTES // (FLOAT32_NBYTES * rows.numel()))
+    copies = -(-_TIMED_NBYTES // (cost_model.FLOAT32_NBYTES * rows.numel()))
     segments = Segments.packed([len(block) for block in blocks] * copies, rows.shape[1])
-    rows = rows.repeat(copies, 1)
-    room = codec.max_nbytes(segments)
-    at = exclusive_cumsum(room)[:-1]
-    payload, out = torch.empty(int(room.sum()), dtype=torch.uint8), torch.empty_like(rows)
-    encoded = codec.encode(rows, segments, payload, at)  # this call and the next compile
-    codec.decode(encoded, segments, out)
-    return (
-        median_s(lambda: codec.encode(rows, segments, payload, at)) / copies,
-        median_s(lambda: codec.decode(encoded, segments, out)) / copies,
-    )
+    encode_s, decode_s = cost_model.coding_s(codec, rows.repeat(copies, 1), segments)
+    return encode_s / copies, decode_s / copies

@@ -9,20 +9,11 @@ Knows: threads. Does not know: process groups.
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 
 class Stopped(BaseException):
     """End of a thread because another one has failed; no `except Exception` may stop it."""
-
-
-@dataclass(frozen=True)
-class _Wait:
-    """What a thread waits for. Args: is_over: whether it can go on.  what: words for errors."""
-
-    is_over: Callable[[], bool]
-    what: Callable[[], str]
 
 
 class Baton:
@@ -39,7 +30,8 @@ class Baton:
         self._turns = [threading.Semaphore(0) for _ in range(num_ranks + 1)]
         self._jobs: list[Callable[[], Any] | None] = [None] * num_ranks
         self._results: list[Any] = [None] * num_ranks
-        self._waits: dict[int, _Wait] = {}  # by rank
+        # What a thread waits for, by rank: the arguments of `wait`.
+        self._waits: dict[int, tuple[Callable[[], bool], Callable[[], str]]] = {}
         self._unfinished: set[int] = set()
         self._failure: tuple[int, BaseException] | None = None
         self._threads = [
@@ -83,7 +75,7 @@ class Baton:
         rank = self._holder
         if rank == self._num_ranks or threading.current_thread() is not self._threads[rank]:
             raise RuntimeError(f"{what()}: waited for outside of the thread of a played rank")
-        self._waits[rank] = _Wait(is_over, what)
+        self._waits[rank] = is_over, what
         following = self._next_after(rank)
         if following is None:
             self._failure = rank, RuntimeError(self._describe_waits())
@@ -136,8 +128,8 @@ class Baton:
             candidate = number % self._num_ranks
             if candidate not in self._unfinished:
                 continue
-            wait = self._waits.get(candidate)
-            if wait is None or self._failure is not None or wait.is_over():
+            is_over, _ = self._waits.get(candidate, (lambda: True, str))
+            if self._failure is not None or is_over():
                 return candidate
         return None
 
@@ -151,7 +143,9 @@ class Baton:
         self._turns[taker].release()
 
     def _describe_waits(self) -> str:
-        waits = [f"rank {rank} waits for {w.what()}" for rank, w in sorted(self._waits.items())]
+        waits = [
+            f"rank {rank} waits for {what()}" for rank, (_, what) in sorted(self._waits.items())
+        ]
         ended = sorted(set(range(self._num_ranks)) - self._unfinished)
         waits += [f"{_ranks(ended)} ended"] if ended else []
         return f"no played rank can go on: {'; '.join(waits)}"

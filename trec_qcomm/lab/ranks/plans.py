@@ -60,22 +60,16 @@ def make_plan(
     names = [name for of_module in tables.values() for name in of_module]
     kinds = _kinds(plan, names)
     places = _Places(num_ranks, ranks_per_node)
-    by_size = sorted(
-        (
-            (table.numel(), path, name)
-            for path, of_module in tables.items()
-            for name, table in of_module.items()
-        ),
-        key=lambda item: -item[0],
-    )
-    generators: dict[str, dict[str, Generator]] = {path: {} for path in tables}
-    for _, path, name in by_size:
-        generators[path][name] = places.generator(name, tables[path][name], kinds[name])
+    items = [(p, name, table) for p, some in tables.items() for name, table in some.items()]
+    generators: dict[tuple[str, str], Generator] = {
+        (path, name): places.generator(name, table, kinds[name])
+        for path, name, table in sorted(items, key=lambda item: -item[2].numel())
+    }
     plans = {}
     for path, (module, sharder) in modules.items():
         plans[path] = construct_module_sharding_plan(
             module,
-            {name: generators[path][name] for name in tables[path]},
+            {name: generators[path, name] for name in tables[path]},
             sharder=sharder,
             local_size=ranks_per_node,
             world_size=num_ranks,

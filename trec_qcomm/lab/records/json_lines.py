@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from trec_qcomm.core import fields
-from trec_qcomm.lab.records.record import Origin, Record
+from trec_qcomm.lab.records.record import Origin, Record, Scalar
+
+R = TypeVar("R", bound=Record)
 
 
 def append(path: str | Path, *records: Record) -> None:
@@ -56,6 +59,26 @@ def read(path: str | Path) -> list[Record]:
         raise ValueError(f"{path}: cannot be read: {error}") from None
     lines = enumerate(text.split("\n"), start=1)
     return [_record(line, Origin(str(path), number)) for number, line in lines if line.strip()]
+
+
+def read_same(
+    path: Path, kind: type[R], setup: Mapping[str, Scalar], num_ranks: int, what: str
+) -> list[R]:
+    """Return the records of a file, which are all of one kind and setup; none where it is missing.
+
+    Args: num_ranks: number of ranks that they are of.  what: words for what they are of.
+    Raises: ValueError: the errors of `read`, or a record of another kind, setup or number of ranks.
+    """
+    records: list[Any] = read(path) if path.exists() else []
+    ours = dict(setup) | {"num_ranks": num_ranks}
+    for record in records:
+        if not isinstance(record, kind):
+            raise ValueError(f"{record.origin}: a record of kind {record.kind}, not {kind.kind}")
+        theirs = dict(record.setup) | {"num_ranks": getattr(record, "num_ranks", None)}
+        changed = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
+        if changed:
+            raise ValueError(f"{path}: {what} with other {', '.join(changed)}; give another path")
+    return records
 
 
 def read_all(places: Iterable[str | Path]) -> list[Record]:

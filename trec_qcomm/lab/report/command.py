@@ -12,10 +12,10 @@ The page needs nothing beside it; the PNGs are the same figures for elsewhere. N
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trec_qcomm.lab.command_line import check_out, parser_of, run_tool
 from trec_qcomm.lab.records import read_all
 from trec_qcomm.lab.report.figures import figures_of
 from trec_qcomm.lab.report.page import write_page
@@ -24,11 +24,7 @@ from trec_qcomm.lab.report.style import matplotlib
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trec_qcomm report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("report", __doc__)
     add = parser.add_argument
     add("records", nargs="+", type=Path, metavar="FILE_OR_FOLDER", help="JSON lines")
     add("--out", type=Path, default=Path("report.html"), help="default report.html")
@@ -44,8 +40,7 @@ def run(arguments: argparse.Namespace) -> str:
     """
     out: Path = arguments.out
     png: Path = arguments.png or out.with_name(f"{out.stem}_png")
-    if out.is_dir() or not out.parent.is_dir():
-        raise ValueError(f"out {out}: expected a file in a folder that exists")
+    check_out(out)
     if png.exists() and not png.is_dir():
         raise ValueError(f"png {png}: is not a folder")
     matplotlib()  # missing: said before any work
@@ -57,15 +52,5 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command. A mistake in its words, or in a record, ends with status 2."""
-    parser = build_parser()
-    arguments = parser.parse_args(words)
-    try:
-        print(run(arguments))
-    except ValueError as error:
-        parser.error(str(error))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    """Run the command."""
+    return run_tool(build_parser(), words, run)

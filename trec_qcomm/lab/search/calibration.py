@@ -181,16 +181,12 @@ def _useful(
     """Return the codecs that on some table no other one beats in both cost and noise."""
     useful: set[Codec] = set()
     for table in measured.tables:
-        points = {}
-        for codec in codecs:
-            noise = measured.noise.get((table, direction, codec))
-            if noise is not None:
-                points[codec] = (cost(noise, codec), noise.relative)
-        for codec, point in points.items():
-            better = [
-                p for p in points.values() if p != point and p[0] <= point[0] and p[1] <= point[1]
-            ]
-            useful |= set() if better else {codec}
+        there = {codec: measured.noise.get((table, direction, codec)) for codec in codecs}
+        points = {c: (cost(noise, c), noise.relative) for c, noise in there.items() if noise}
+        useful |= {
+            codec for codec, (x, y) in points.items()
+            if not any(p != (x, y) and p[0] <= x and p[1] <= y for p in points.values())
+        }  # fmt: skip
     return [codec for codec in codecs if codec in useful]
 
 

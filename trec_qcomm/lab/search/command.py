@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from trec_qcomm.config import read_yaml
+from trec_qcomm.lab.command_line import parser_of
 from trec_qcomm.lab.search import search
 from trec_qcomm.lab.study import TrainingFailedError
 
@@ -78,13 +79,11 @@ def main(
 
 def build_parser(description: str | None, *, with_train: bool) -> argparse.ArgumentParser:
     """Return the parser. Args: with_train: whether --train says what is trained."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trec_qcomm search" if with_train else None,
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,  # `search` has the defaults
-    )
+    # `search` has the defaults.
+    options = {"allow_abbrev": False, "argument_default": argparse.SUPPRESS}
+    parser = parser_of("search", description, **options)
+    if not with_train:  # a program of its own
+        parser.prog = Path(sys.argv[0]).name
     add = parser.add_argument
     if with_train:
         add("--train", required=True, metavar="FILE.py:NAME", help="function, or its factory")
@@ -154,7 +153,3 @@ def _without_words(train: Any, words: Sequence[str]) -> Any:
     if words:
         raise ValueError(f"{words[0]}: no option of this program, and --train takes no words")
     return train
-
-
-if __name__ == "__main__":
-    sys.exit(main())

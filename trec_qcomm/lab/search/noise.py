@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import mean, stdev
+from typing import cast
 
 from trec_qcomm.config.tables import DIRECTIONS, Direction
 from trec_qcomm.core.codec import Codec
@@ -79,14 +80,11 @@ def figures_of(lines: Iterable[DebugRecord]) -> dict[Case, dict[str, float]]:
     Step 0 shows rows as they were drawn, so it counts only where no other step was measured. A
     codec that refused values in some step is left out.
     """
-    steps: set[int] = set()
-    ranks: set[int] = set()
+    kept = [line for line in lines if line.direction in DIRECTIONS]
+    steps, ranks = {line.step for line in kept}, {line.rank for line in kept}
     cases: dict[Case, list[DebugRecord]] = defaultdict(list)
-    for line in lines:
-        if line.direction in DIRECTIONS:
-            ranks.add(line.rank)
-            steps.add(line.step)
-            cases[line.name, line.direction, line.codec].append(line)
+    for line in kept:
+        cases[line.name, cast(Direction, line.direction), line.codec].append(line)
     counted = steps - {0} or steps
     shares = len(counted) * len(ranks)
     figures = {}

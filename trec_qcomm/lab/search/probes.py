@@ -23,6 +23,7 @@ from trec_qcomm.core.codec import Codec
 from trec_qcomm.lab import records
 from trec_qcomm.lab.debug.rule import DebugRule
 from trec_qcomm.lab.records import DebugRecord, Metrics, Scalar, SearchRecord
+from trec_qcomm.lab.records.json_lines import read_same
 from trec_qcomm.lab.search.candidates import EXACT, Candidates, label
 from trec_qcomm.lab.search.choices import Pair, config_of_all, config_of_some
 from trec_qcomm.lab.search.noise import ALL, Case, Measured, figures_of, measured
@@ -122,19 +123,8 @@ class Probes:
 
     def _read(self) -> list[SearchRecord]:
         """Return the records so far. Raises ValueError: others, or of another setup."""
-        lines = []
-        ours = dict(self.setup) | {"num_ranks": self.num_ranks}
-        for record in records.read(self.path) if self.path.exists() else ():
-            if not isinstance(record, SearchRecord):
-                raise ValueError(f"{record.origin}: a record of kind {record.kind}, not search")
-            theirs = dict(record.setup) | {"num_ranks": record.num_ranks}
-            changed = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
-            if changed:
-                raise ValueError(
-                    f"{self.path}: a search with other {', '.join(changed)}; give another path"
-                )
-            lines.append(record)
-        return lines
+        setup, num_ranks = self.setup, self.num_ranks
+        return read_same(self.path, SearchRecord, setup, num_ranks, "a search")
 
     def _record(
         self, stage: Any, seed: int, figures: Mapping[str, float],

@@ -37,14 +37,8 @@ def config_text(plan: Plan, model: LossModel, config: Config) -> str:
 
 def _rule_lines(rule: Mapping[str, Any]) -> list[str]:
     """Return a rule as an entry of a list, each field on one line."""
-    lines = [f"    {key}: {_flow(value)}" for key, value in rule.items()]
-    return ["  - " + lines[0].lstrip(), *lines[1:]]
-
-
-def _flow(value: Any) -> str:
-    """Return {codec: rowwise, bits: 4, ...} on one line."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1e9)
-    return text.removesuffix("\n").removesuffix("\n...")
+    text = yaml.safe_dump([rule], default_flow_style=None, sort_keys=False, width=1e9)
+    return [f"  {line}" for line in text.splitlines()]
 
 
 def _head(plan: Plan, model: LossModel) -> list[str]:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 
 from trec_qcomm.config import Config, config_from_dict, parse_yaml
-from trec_qcomm.lab.records import TRAFFIC_GROUPS, NetworkRecord, Record, Scalar
+from trec_qcomm.lab.records import TRAFFIC_GROUPS, NetworkRecord, Record, Scalar, TrafficByKind
 
 NODE_PLANS = frozenset({"two_level", "grid"})
 PLANNED = "planned"
@@ -39,17 +39,18 @@ def sent_between_hosts(record: NetworkRecord) -> list[dict[str, float]]:
             f"share of the bytes is not recorded; expected hosts of one rank, not {ranks}"
         )
     shares = _shares(record)
-    return [
-        {
-            group: sum(
-                shares[kind] * rank[kind].wire_nbytes
-                for rank in record.traffic[host * ranks : (host + 1) * ranks]
-                for kind in kinds if kind in rank
-            )
-            for group, kinds in TRAFFIC_GROUPS.items()
-        }
-        for host in range(record.num_hosts)
-    ]  # fmt: skip
+    sums = [by_group(rank, "wire_nbytes", shares) for rank in record.traffic]
+    hosts = [sums[host * ranks : (host + 1) * ranks] for host in range(record.num_hosts)]
+    return [{group: sum(s[group] for s in host) for group in TRAFFIC_GROUPS} for host in hosts]
+
+
+def by_group(
+    rank: TrafficByKind, field: str, shares: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Return the bytes of a rank by group; what was not counted is 0. Args: shares: that count."""
+    nbytes = {kind: getattr(counted, field) or 0.0 for kind, counted in rank.items()}
+    nbytes = {kind: n * (shares or {}).get(kind, 1.0) for kind, n in nbytes.items()}
+    return {g: sum(nbytes.get(kind, 0.0) for kind in kinds) for g, kinds in TRAFFIC_GROUPS.items()}
 
 
 def _shares(record: NetworkRecord) -> dict[str, float]:

@@ -37,6 +37,7 @@ from statistics import fmean
 from typing import Any
 
 from trec_qcomm.ext.planner.cost_model import Throughput
+from trec_qcomm.lab.command_line import check_out, parser_of, run_tool
 from trec_qcomm.lab.records import BreakEvenRecord, ScaleRecord, TableSizesRecord, append, read
 from trec_qcomm.lab.simulate import report
 from trec_qcomm.lab.simulate.measured import MeasuredStep, load_steps
@@ -107,11 +108,7 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trec_qcomm simulate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("simulate", __doc__)
     parser.add_argument(
         "--records", type=Path, nargs="+", required=True, metavar="NET.jsonl",
         help="make bench-net's, of one model; plans may differ",
@@ -135,11 +132,7 @@ def check(arguments: argparse.Namespace) -> None:
                 raise ValueError(f"{name.replace('_', '-')}: {each!r} is not {expected}")
     for num_gpus in arguments.gpus:
         cluster_of(arguments, num_gpus, 1.0)
-    out = arguments.out
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise ValueError(f"out {out}: expected a file in a folder that exists")
-    if out is not None and out.exists() and not arguments.force:
-        raise ValueError(f"out {out}: exists; --force overwrites it")
+    check_out(arguments.out, force=arguments.force)
 
 
 def cluster_of(arguments: argparse.Namespace, num_gpus: int, gb_s: float) -> Cluster:
@@ -298,15 +291,5 @@ def device_of(arguments: argparse.Namespace, model: Model) -> Device:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command. A mistake in its words ends with status 2."""
-    parser = build_parser()
-    arguments = parser.parse_args(words)
-    try:
-        print(run(arguments))
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    """Run the command."""
+    return run_tool(build_parser(), words, run)

@@ -17,7 +17,7 @@ import yaml
 
 from trec_qcomm.lab.records import TRAFFIC_GROUPS, NetworkRecord, Scalar, ValidationRecord, read
 from trec_qcomm.lab.report.runs import parse_rate
-from trec_qcomm.lab.simulate.between_hosts import sent_between_hosts
+from trec_qcomm.lab.simulate.between_hosts import by_group, sent_between_hosts
 
 Nbytes = dict[str, float]  # by group of traffic
 Setup = tuple[tuple[str, Scalar], ...]  # sorted by name
@@ -146,16 +146,8 @@ def _step(record: NetworkRecord) -> MeasuredStep:
 
 def _busiest(record: NetworkRecord, field: str) -> Nbytes:
     """Return the bytes by group of the rank that sends most of it; what was not counted is 0."""
-    return {
-        group: max(
-            (
-                sum(getattr(rank[kind], field) or 0.0 for kind in kinds if kind in rank)
-                for rank in record.traffic or ()
-            ),
-            default=0.0,
-        )
-        for group, kinds in TRAFFIC_GROUPS.items()
-    }
+    ranks = [by_group(rank, field) for rank in record.traffic or ()]
+    return {group: max((rank[group] for rank in ranks), default=0.0) for group in TRAFFIC_GROUPS}
 
 
 def _completed(

@@ -79,15 +79,13 @@ class Cluster:
     Raises: ValueError: num_gpus that do not fill their nodes; one node may be smaller.
     """
 
-    num_gpus: int
-    gpus_per_node: int = 8
+    num_gpus: Annotated[int, Range(1)]
+    gpus_per_node: Annotated[int, Range(1)] = 8
     intra: Link
     inter: Link
 
     def __post_init__(self) -> None:
-        for name in ("num_gpus", "gpus_per_node"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is not an integer >= 1")
+        check_fields(self)
         if self.num_gpus > self.gpus_per_node and self.num_gpus % self.gpus_per_node:
             raise ValueError(
                 f"num_gpus: {self.num_gpus} is neither below gpus_per_node {self.gpus_per_node} "

@@ -11,22 +11,18 @@ rank, or cut by columns, or two-level. One record of kind table_sizes a configur
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from trec_qcomm.config import read_config
+from trec_qcomm.lab.command_line import parser_of, run_tool
 from trec_qcomm.lab.records import Environment, append
 from trec_qcomm.lab.sizes.measured import measure_sizes
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trec_qcomm sizes",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("sizes", __doc__)
     add = parser.add_argument
     add("--data", type=Path, required=True, metavar="ROWS.pt", help="of QComm.capture_rows")
     add("--configs", nargs="+", required=True, metavar="FILE.yaml", help="or names of presets")
@@ -35,30 +31,30 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def run(arguments: argparse.Namespace) -> str:
+    """Measure and write; return a line for each configuration."""
+    setup, lines = dict(map(_setup, arguments.setup)), []
+    for name in arguments.configs:
+        record = measure_sizes(
+            arguments.data,
+            read_config(name),
+            configuration=Path(name).stem,
+            setup=setup,
+            environment=Environment.current(),
+        )
+        append(arguments.out, record)
+        sent = sum(t.num_distinct for t in record.tables.values())
+        bags = sum(t.num_bags for t in record.tables.values())
+        lines.append(
+            f"{record.configuration}: {len(record.tables)} tables, {sent / bags:.1%} of bags "
+            f"distinct; {arguments.out}"
+        )
+    return "\n".join(lines)
+
+
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure and write. A mistake in the words ends with status 2."""
-    parser = build_parser()
-    arguments = parser.parse_args(words)
-    try:
-        setup = dict(map(_setup, arguments.setup))
-        for name in arguments.configs:
-            record = measure_sizes(
-                arguments.data,
-                read_config(name),
-                configuration=Path(name).stem,
-                setup=setup,
-                environment=Environment.current(),
-            )
-            append(arguments.out, record)
-            sent = sum(t.num_distinct for t in record.tables.values())
-            bags = sum(t.num_bags for t in record.tables.values())
-            print(
-                f"{record.configuration}: {len(record.tables)} tables, {sent / bags:.1%} of bags "
-                f"distinct; {arguments.out}"
-            )
-    except ValueError as error:
-        parser.error(str(error))
-    return 0
+    """Run the command."""
+    return run_tool(build_parser(), words, run)
 
 
 def _setup(word: str) -> tuple[str, int | str]:
@@ -67,7 +63,3 @@ def _setup(word: str) -> tuple[str, int | str]:
     if not name or not equals:
         raise ValueError(f"setup: {word!r} is not NAME=VALUE")
     return name, int(value) if value.isdigit() else value
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -65,14 +65,6 @@ def write_rows(
     torch.save({"rows": dict(rows)} | more, path)
 
 
-def num_distinct(rows: Tensor) -> int:
-    """Return the number of different rows of [n, D] float32, by a hash of 64 bits."""
-    draw = torch.Generator().manual_seed(0)
-    keys = torch.randint(-(2**62), 2**62, (rows.shape[1],), generator=draw).to(rows.device)
-    bits = rows.contiguous().view(torch.int32).to(torch.int64)
-    return len(torch.unique((bits * keys).sum(1)))
-
-
 def distinct(rows: Tensor) -> Tensor:
     """Return the different rows of [n, D] float32, each where it occurs first."""
     bits = rows.contiguous().view(torch.int32).numpy()

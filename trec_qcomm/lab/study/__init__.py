@@ -147,7 +147,10 @@ def plan(
     numbers = _seeds(seeds)
     if stop_early:
         rules = Rules(rules.training, rules.evaluation, looks_of(len(numbers)))
-    _check_arguments(train)
+    try:
+        signature(train).bind("config", 0, 0.0)
+    except TypeError as error:
+        raise ValueError(f"train: expected train(config, seed, perturbation): {error}") from None
     (exact,) = configs_by_name({"baseline": baseline}).values()
     if num_ranks < 1:
         raise ValueError(f"num_ranks {num_ranks}: must be positive")
@@ -199,11 +202,3 @@ def _seeds(seeds: int | Iterable[int]) -> list[int]:
     if len(set(numbers)) < len(numbers):
         raise ValueError("seeds: one is given twice")
     return numbers
-
-
-def _check_arguments(train: Train) -> None:
-    """Raise ValueError where `train` does not take three arguments."""
-    try:
-        signature(train).bind("config", 0, 0.0)
-    except TypeError as error:
-        raise ValueError(f"train: expected train(config, seed, perturbation): {error}") from None

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from trec_qcomm.config import Config, config_to_dict, write_yaml
-from trec_qcomm.lab import records
 from trec_qcomm.lab.records import (
     Environment,
     Metrics,
@@ -26,6 +25,7 @@ from trec_qcomm.lab.records import (
     SeedTraining,
     StudyRecord,
 )
+from trec_qcomm.lab.records.json_lines import read_same
 from trec_qcomm.lab.report.runs import config_id
 from trec_qcomm.lab.study.gates import BASELINE, NULL, Verdict
 from trec_qcomm.lab.study.verdicts import MODES, Mode, Rules, check_baseline, judge_all
@@ -148,19 +148,14 @@ class Study:
             of another config of the same name.
         """
         done = []
-        for record in records.read(path) if path.exists() else []:
-            if not isinstance(record, StudyRecord):
-                raise ValueError(f"{record.origin}: a record of kind {record.kind}, not study")
+        for record in read_same(path, StudyRecord, self.setup, self.num_ranks, "runs"):
             self._check_same(path, record)
             if record.seed in self.seeds:
                 done.append(record)
         return done
 
     def _check_same(self, path: Path, record: StudyRecord) -> None:
-        theirs = dict(record.setup) | {"num_ranks": record.num_ranks}
-        ours = dict(self.setup) | {"num_ranks": self.num_ranks}
-        changed = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
-        rules = Rules.from_record(record)
+        changed, rules = [], Rules.from_record(record)
         for mode in MODES:
             old, new = rules.gated(mode), self.rules.gated(mode)
             if old and new and old != new:

@@ -55,16 +55,12 @@ def levels(looks: tuple[int, ...], error: float, spending: Spending = "late") ->
         looks: numbers of observations at which is looked, increasing; the last one ends the trial.
         error: chance of a wrong rejection at any of the looks, one-sided.
         spending: "late" or "even", see above.
-    Raises: ValueError: no looks, looks that do not increase, or an error out of range.
+    Raises: ValueError: no looks, or looks that do not increase.
     """
     if not looks or looks[0] < 1:
         raise ValueError(f"looks {looks}: expected one or more positive numbers")
     if any(a >= b for a, b in pairwise(looks)):
         raise ValueError(f"looks {looks}: expected increasing numbers")
-    if not 0 < error < 0.5:
-        raise ValueError(f"error {error}: expected more than 0 and less than 0.5")
-    if spending not in ("late", "even"):
-        raise ValueError(f"spending {spending!r}: expected late or even")
     points, density, weights = (torch.tensor([x]).double() for x in (0.0, 1.0, 1.0))
     at_looks: list[float] = []
     share = already = 0.0
