@@ -20,7 +20,7 @@ from trec_qcomm.config import (
 from trec_qcomm.config.section import sections_of
 from trec_qcomm.config.tables import EXACT_RULE
 from trec_qcomm.core.stats import Stats
-from trec_qcomm.integration.checkpoint import load_of_all_ranks
+from trec_qcomm.integration.checkpoint import Resumable
 from trec_qcomm.integration.compat import (
     DefaultDataParallelWrapper,
     ModuleSharder,
@@ -47,7 +47,7 @@ TOOLS = {
 """Methods of QComm that extensions and tools bring, and the modules that have them as functions."""
 
 
-class QComm:
+class QComm(Resumable):
     """Compressed communication for one model of TorchRec.
 
         qcomm = QComm.from_preset("best")  # or from_yaml(path), from_dict(mapping), QComm(config)
@@ -353,29 +353,3 @@ class QComm:
             what has changed.
         """
         self._session.load_state_dict(state_dict, allow_changed_config=allow_changed_config)
-
-    def load_resized(
-        self,
-        checkpoint_id: str | Path,
-        *,
-        key: str = "trec_qcomm",
-        allow_changed_config: bool = False,
-    ) -> None:
-        """Continue from a checkpoint of another number of ranks, or another config. Collective.
-
-            dcp.load({"model": model_state}, checkpoint_id=folder)    # without QComm's state
-            qcomm.load_resized(folder)
-
-        Steps go on. What codecs of dense gradients kept back goes on as the config's `on_resize`
-        says. Error bounds and thresholds are found anew.
-
-        Args:
-            checkpoint_id: folder of the checkpoint.
-            key: the name that this object was saved under.
-            allow_changed_config: whether it may be of another config.
-
-        Raises: ValueError: nothing was saved under the key, or the state is of another model or
-            config.
-        """
-        state = load_of_all_ranks(checkpoint_id, key)
-        self.load_state_dict(state, allow_changed_config=allow_changed_config)

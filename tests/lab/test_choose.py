@@ -1,5 +1,10 @@
 """`trec-qcomm choose` on two ranks, and its table."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from trec_qcomm.ext.auto.choice import Choice
@@ -22,12 +27,23 @@ def test_the_table_has_the_fastest_first_and_marks_the_choice():
 
 @pytest.mark.dist
 @pytest.mark.timeout(600)
-def test_it_trains_until_there_is_a_choice(capfd):
+def test_it_trains_until_there_is_a_choice():
     words = "--batch-size 4 --tables 3 --rows 50 --dim 8 --sharding row_wise"
-    assert main(words.split()) == 0
-    said = capfd.readouterr().out
+    command = "-m torch.distributed.run --standalone --nproc-per-node 2 -m trec_qcomm choose"
+    said = subprocess.run(
+        [sys.executable, *command.split(), *words.split()],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True, check=True, timeout=500,
+    ).stdout.decode()  # fmt: skip
     assert said.count("<- chosen") == 1
     assert "best" in said
+
+
+def test_without_torchrun_it_says_how_to_start_it(monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit):
+        main([])
+    assert "torchrun --nproc-per-node 2 -m trec_qcomm choose" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", ["--batch-size 0", "--zipf 1", "--sharding none"])

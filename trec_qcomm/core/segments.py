@@ -175,11 +175,6 @@ class Segments:
         nbytes = self.num_rows.numpy() * row_nbytes + (header_nbytes + ALIGNMENT - 1)
         return torch.from_numpy(nbytes & -ALIGNMENT)
 
-    def sums_of_rows(self, numbers: Tensor) -> Tensor:
-        """Return [S], the sum over the rows of each segment. numbers: [R] integers, any device."""
-        ends = torch.nn.functional.pad(numbers.cumsum(0), (1, 0))
-        return ends[self.offsets.to(numbers.device)].diff()
-
     def subset(self, which: Tensor) -> "Segments":
         """Return some segments, in that order. Args: which: [T] int64, their numbers."""
         return Segments(

@@ -153,3 +153,9 @@ def pack_bits(bits: Tensor) -> Tensor:
     shifted = grouped << torch.arange(8, dtype=torch.uint8, device=bits.device)
     packed: Tensor = shifted.sum(-1, dtype=torch.uint8)
     return packed
+
+
+def sums_of_rows(segments: Segments, numbers: Tensor) -> Tensor:
+    """Return [S], the sum over the rows of each segment. Args: numbers: [R], any device."""
+    ends = torch.nn.functional.pad(numbers.cumsum(0), (1, 0))
+    return ends[segments.offsets.to(numbers.device)].diff()

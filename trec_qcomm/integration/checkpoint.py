@@ -8,7 +8,7 @@ Knows: DCP, configs. Does not know: what the state means.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +133,35 @@ def load_of_all_ranks(checkpoint_id: str | Path, key: str) -> dict[str, Any]:
             place = place.setdefault(step, {})
         place[path[-1]] = value
     return state
+
+
+class Resumable:
+    """Base of what users save in checkpoints, and load with another number of ranks."""
+
+    load_state_dict: Callable[..., None]
+
+    def load_resized(
+        self,
+        checkpoint_id: str | Path,
+        *,
+        key: str = "trec_qcomm",
+        allow_changed_config: bool = False,
+    ) -> None:
+        """Continue from a checkpoint of another number of ranks, or another config. Collective.
+
+            dcp.load({"model": model_state}, checkpoint_id=folder)    # without this object's state
+            qcomm.load_resized(folder)
+
+        Steps go on. What codecs of dense gradients kept back goes on as the config's `on_resize`
+        says. Error bounds and thresholds are found anew.
+
+        Args:
+            checkpoint_id: folder of the checkpoint.
+            key: the name that this object was saved under.
+            allow_changed_config: whether it may be of another config.
+
+        Raises: ValueError: nothing was saved under the key, or the state is of another model or
+            config.
+        """
+        state = load_of_all_ranks(checkpoint_id, key)
+        self.load_state_dict(state, allow_changed_config=allow_changed_config)

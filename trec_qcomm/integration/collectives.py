@@ -181,10 +181,6 @@ class EmbeddingCollectives:
         """Return the tables that are sent, sorted."""
         return sorted({table for c in self for table in c.layout.tables()})
 
-    def lossy_tables(self) -> list[str]:
-        """Return the tables whose rows do not arrive exactly, sorted."""
-        return sorted({table for c in self for table in c.lossy_tables()})
-
     @contextmanager
     def exact_tables(
         self, tables: Iterable[str], *, evaluation: int | None = None

@@ -135,13 +135,12 @@ def _tuned(options: argparse.Namespace) -> Tuned:
     optimizer, noise = torch.optim.SGD(dense, lr=0.01), np.random.default_rng(dist.get_rank())
     auto = qcomm.session.extensions["auto"]
     assert isinstance(auto, AutoExtension)
-    lengths = torch.ones(num_bags, dtype=torch.int32)
     while auto.is_tuning:
         if dist.get_rank() == 0:
             print(f"\r{auto.in_summary():<100.100}", end="", file=sys.stderr, flush=True)
         ids = torch.from_numpy(noise.zipf(options.zipf, num_bags) % options.rows)
         keys = [f"f{n}" for n in range(options.tables)]
-        loss = (dmp(KeyedJaggedTensor(keys, ids, lengths=lengths)) - 1).square().mean()
+        loss = (dmp(KeyedJaggedTensor(keys, ids, lengths=torch.ones_like(ids))) - 1).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -27,7 +27,13 @@ from trec_qcomm.comm.dense.algorithms import (
     two_shot,
 )
 from trec_qcomm.comm.dense.chunks import BucketChunks, Coding, ParameterShape, feeds
-from trec_qcomm.comm.dense.coder import Call, GradientTolerances, MessageCoder, Scratch
+from trec_qcomm.comm.dense.coder import (
+    Call,
+    GradientObserver,
+    GradientTolerances,
+    MessageCoder,
+    Scratch,
+)
 from trec_qcomm.comm.dense.error_feedback import (
     CONTRIBUTION,
     OWNER,
@@ -39,7 +45,6 @@ from trec_qcomm.comm.dense.error_feedback import (
     scaled,
     stage_site,
 )
-from trec_qcomm.comm.dense.hooks import GradientObserver
 from trec_qcomm.comm.dense.low_rank.matrices import Matrices
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.core.counters import Traffic
@@ -192,6 +197,7 @@ class Reduction:
         self._first_numbers = dict(zip(names, first_numbers, strict=True))
         self._chunks: dict[tuple[ParameterShape, ...], BucketChunks] = {}
         self._scratch = Scratch()
+        # For each bucket of this step, whether its result is finite, and who is to be told.
         self._undecided: list[tuple[Tensor, Callable[[Tensor], None]]] = []
 
     def takes(self, parameter: str, sites: Iterable[Site]) -> bool:
@@ -259,12 +265,6 @@ class Reduction:
             for matrix in self.matrices.by_name.values():
                 matrix.residual = matrix.residual * factor
 
-    def _decide_later(self, finite: Tensor, end: Callable[[Tensor], None]) -> None:
-        """Note a bucket's result. Args: finite: [] bool, whether it is finite.  end: function that
-        takes over what is kept of the bucket, if it is told that all of the step are finite.
-        """
-        self._undecided.append((finite, end))
-
     def _decided(self, rounds: Rounds, is_last: bool) -> Rounds:
         """Yield rounds, and behind the last bucket's decide on what all buckets of the step keep.
 
@@ -320,7 +320,7 @@ class Reduction:
             _add_traffic(self.intra_traffic, inside, raw_nbytes - between_nbytes)
             raw_nbytes = between_nbytes
         if residuals is not None:
-            self._decide_later(values.isfinite().all(), residuals.end)
+            self._undecided.append((values.isfinite().all(), residuals.end))
         if measurement is not None:
             measurement.end(values)
         chunks.scatter(values, bucket)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from trec_qcomm.comm.dense.chunks import BucketChunks, ChunkSpan
 from trec_qcomm.comm.dense.error_feedback import BucketResiduals, LostValues
-from trec_qcomm.comm.dense.hooks import GradientMeasurement
 from trec_qcomm.comm.frames.coding import SealedFrames, encode_frames
 from trec_qcomm.comm.frames.decoding import decode_frames, decode_own
 from trec_qcomm.comm.frames.plan import PlacedFrames
@@ -53,6 +52,49 @@ class GradientTolerances(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Continue from `state`, as far as parameters, sites and number of ranks are the same."""
+        ...
+
+
+class GradientMeasurement(Protocol):
+    """Onlooker of the all-reduce of one bucket. It may write to nothing that it is shown."""
+
+    def sent(
+        self, values: Tensor, span: ChunkSpan, site: str, *, seed: int, tolerances: Tensor | None
+    ) -> None:
+        """Look at values before they are encoded.
+
+        Args:
+            values: [E] float32, with the residual.
+            span: the part that is sent.
+            site: the place of the algorithm that encodes, see error_feedback.
+            seed, tolerances: arguments that they will be encoded with, see encode_frames.
+        """
+        ...
+
+    def kept(self, gradient: Tensor, residual: Tensor, span: ChunkSpan, site: str) -> None:
+        """Look at what the codec kept back.
+
+        Args:
+            gradient: [numel of the span] float32, what was to be sent before the residual was
+                added to it.
+            residual: [numel of the span] float32, what will be added to the next step's values.
+            span, site: arguments of `sent`.
+        """
+        ...
+
+    def end(self, values: Tensor) -> None:
+        """Look at the mean over ranks. Args: values: [E] float32, in the order of the chunks."""
+        ...
+
+
+class GradientObserver(Protocol):
+    """Onlooker of the all-reduces of one DDP."""
+
+    def begin(self, chunks: BucketChunks, step: int) -> GradientMeasurement | None:
+        """Return an onlooker of one bucket, or None if this step is not looked at.
+
+        Args: chunks: the bucket's chunks.  step: number of the step.
+        """
         ...
 
 

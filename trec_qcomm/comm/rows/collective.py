@@ -24,7 +24,7 @@ from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.doors import Call, RowTransform, Tolerances
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.comm.rows.layout import Layout
-from trec_qcomm.core.codec import Codec, Contract
+from trec_qcomm.core.codec import Codec
 
 T = TypeVar("T")
 Uncoded = Callable[[], Any]  # sends the rows as they are, without frames
@@ -224,9 +224,8 @@ class RowCollective(Channel):
         is_training = torch.is_grad_enabled()
         step = self.next_step(is_training)
         if uncoded is not None and self._is_uncoded(exact):
-            exchange.count_uncoded(
-                self.forward_traffic, self.backward_traffic if is_training else None
-            )
+            counters = self.forward_traffic, self.backward_traffic
+            exchange.count_uncoded(*counters[: 1 + is_training])
             return uncoded()
         seed = self.noise_seed(step, is_training, "forward")
         tolerances = self._tolerances_of(rows, exchange)
@@ -266,11 +265,6 @@ class RowCollective(Channel):
         self.continue_from(other)
         if self.layout == other.layout:
             self.transform = other.transform
-
-    def lossy_tables(self) -> list[str]:
-        """Return the tables whose forward codec is not EXACT."""
-        codecs = self.codecs.forward
-        return [table for table, codec in codecs.items() if codec.contract is not Contract.EXACT]
 
 
 class PooledCollective(RowCollective, ABC):

@@ -90,10 +90,11 @@ class PlacedExchange:
     result_shape: tuple[int, ...]
     num_summands: int = 1
 
-    def count_uncoded(self, forward: Traffic, backward: Traffic | None) -> None:
-        """Count the rows and their gradients as sent without frames. Args: backward: None: rows
-        alone."""
-        for traffic, placed in ((forward, self.forward_sent), (backward, self.backward_sent)):
-            if traffic is not None:
-                raw, _ = placed.bytes_to_others
-                traffic.add_bytes(placed.plan.table, raw, raw, 0)
+    def count_uncoded(self, *traffics: Traffic) -> None:
+        """Count rows that are sent without frames, and the gradients if there is a counter of them.
+
+        Args: traffics: the counters of the rows, and of their gradients.
+        """
+        for traffic, placed in zip(traffics, (self.forward_sent, self.backward_sent), strict=False):
+            raw, _ = placed.bytes_to_others
+            traffic.add_bytes(placed.plan.table, raw, raw, 0)

@@ -16,7 +16,7 @@ from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.core.codec import MaskUse
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import Download
-from trec_qcomm.ext.buffers import unpack_bits
+from trec_qcomm.ext.buffers import sums_of_rows, unpack_bits
 
 
 def mask_nbytes(dim: int) -> int:
@@ -73,7 +73,7 @@ def masked_columns(masks: Masks, segments: Segments) -> Tensor:
 
 def num_masked(masks: Masks, segments: Segments) -> Tensor:
     """Return [S] int64, in the memory of the masks: how many columns each segment keeps."""
-    return segments.sums_of_rows(masked_columns(masks, segments).sum(1))
+    return sums_of_rows(segments, masked_columns(masks, segments).sum(1))
 
 
 def new_masks(placed: PlacedFrames, device: torch.device) -> Masks:

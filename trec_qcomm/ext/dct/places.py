@@ -17,6 +17,7 @@ from trec_qcomm.ext.buffers import (
     put_rows,
     read_numbers,
     segment_ids,
+    sums_of_rows,
     take_rows,
     unpack_bits,
     write_numbers,
@@ -131,7 +132,7 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor) -> None:
     place = ends - before[segment] - 1
     raise_first_item(place >= numel.to(device)[segment], segment, segments.num_segments)
     keep[first.to(device)[segment] + place] = True
-    counts = download(segments.sums_of_rows(keep.view(-1, segments.dim).sum(1)))
+    counts = download(sums_of_rows(segments, keep.view(-1, segments.dim).sum(1)))
     raise_first((BAD_PLACES, counts != heads.num_kept))
     rows = scatter_kept(keep, heads.values(layout)).view(-1, segments.dim)
     put_rows(rows, segments, out)

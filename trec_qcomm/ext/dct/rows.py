@@ -19,6 +19,7 @@ from trec_qcomm.ext.buffers import (
     put_rows,
     read_numbers,
     segment_ids,
+    sums_of_rows,
     take_rows,
     unpack_bits,
     write_numbers,
@@ -137,7 +138,7 @@ def _encode(
     num_kept = num_rows * k
     if not k:
         counts = keep.sum(1)
-        num_kept = download(segments.sums_of_rows(counts))
+        num_kept = download(sums_of_rows(segments, counts))
     bitmap_nbytes = num_rows * mask_nbytes(dim)
     counts_nbytes = torch.zeros_like(num_kept) if k else (num_rows * dim.bit_length() + 7) // 8
     columns_nbytes = counts_nbytes + (num_kept * width + 7) // 8
@@ -205,7 +206,7 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor) -> None:
     raise_first_item(bad, segment_ids(num_columns, device), segments.num_segments)
     keep.view(-1)[flat] = True
     if bool(is_bitmap.any()):
-        num_kept = download(segments.sums_of_rows(keep.sum(1)))
+        num_kept = download(sums_of_rows(segments, keep.sum(1)))
         raise_first((BAD_PLACES, num_kept != heads.num_kept))
     _note(keep, segments)
     put_rows(scatter_kept(keep, heads.values(layout)), segments, out)
@@ -222,7 +223,7 @@ def _rows_of_columns(
     width = segments.dim.bit_length()
     places = _packed_places(layout.positions, num_rows * is_counted, width, device)
     counts[_rows_of(is_counted, segments, device)] = read_numbers(heads.buffer, places, width)
-    wrong = download(segments.sums_of_rows(counts)) != heads.num_kept
+    wrong = download(sums_of_rows(segments, counts)) != heads.num_kept
     raise_first((BAD_PLACES, wrong & (heads.forms != BITMAP)))
     size = int((heads.num_kept * (heads.forms != BITMAP)).sum())
     return torch.repeat_interleave(counts, output_size=size)

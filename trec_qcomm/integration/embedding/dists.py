@@ -119,16 +119,15 @@ class _CodedDist(nn.Module, Generic[C]):
     """Base of the drop-ins: a collective, and the options that each of its calls takes.
 
     Where no codec changes the rows, TorchRec's own module sends them, as without a drop-in.
+    `_make_stock` makes it for a device.
     """
+
+    _make_stock: Callable[[torch.device], Any]
 
     def __init__(self, collective: C, session: Session, callbacks: Sequence[Callback] = ()) -> None:
         super().__init__()
         self.collective, self.session, self._callbacks = collective, session, callbacks
         self._stock: Any = None
-
-    def _make_stock(self, device: torch.device) -> Any:
-        """Return TorchRec's module."""
-        raise NotImplementedError
 
     def _send_as_stock(self, rows: Tensor, *args: Any) -> Any:
         """Send rows by TorchRec's module, and return its awaitable. Args: args: its arguments."""

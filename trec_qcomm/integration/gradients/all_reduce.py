@@ -26,8 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trec_qcomm.comm.dense.all_reduce import Reduction, ring_nbytes
 from trec_qcomm.comm.dense.chunks import ParameterShape
+from trec_qcomm.comm.dense.coder import GradientObserver
 from trec_qcomm.comm.dense.error_feedback import owed, scaled
-from trec_qcomm.comm.dense.hooks import GradientObserver
 from trec_qcomm.comm.dense.replica_check import checked
 from trec_qcomm.comm.peers import make_gloo_group
 from trec_qcomm.comm.rounds import Rounds

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trec_qcomm.config import Config, read_config
 from trec_qcomm.core.counters import Traffic, kind_stats
 from trec_qcomm.core.stats import Stats
-from trec_qcomm.integration.checkpoint import load_of_all_ranks, with_config, without_config
+from trec_qcomm.integration.checkpoint import Resumable, with_config, without_config
 from trec_qcomm.integration.gradients.all_reduce import scale_of
 from trec_qcomm.integration.gradients.dense import DenseGradients
 from trec_qcomm.integration.warm_up import warm_up
@@ -46,7 +46,7 @@ def compress_ddp(
     return CompressedDDP(ddp, read_config(config))
 
 
-class CompressedDDP:
+class CompressedDDP(Resumable):
     """Handle of a DDP whose gradients are compressed; `compress_ddp` makes it.
 
     It is a Stateful of torch.distributed.checkpoint: save {"model": ..., "trec_qcomm": compressed}.
@@ -107,8 +107,7 @@ class CompressedDDP:
         """Return what stands out in what the config's `debug` measured, as text."""
         if self._debugger is None:
             return "debug: off"
-        text: str = self._debugger.summary()
-        return text
+        return str(self._debugger.summary())
 
     def reset_stats(self) -> None:
         """Set all counters to zero."""
@@ -137,25 +136,3 @@ class CompressedDDP:
             state_dict, self._used_config, allow_changed_config=allow_changed_config
         )
         self._gradients.load_state_dict(state)
-
-    def load_resized(
-        self,
-        checkpoint_id: str | Path,
-        *,
-        key: str = "trec_qcomm",
-        allow_changed_config: bool = False,
-    ) -> None:
-        """Continue from a checkpoint of another number of ranks, or another config. Collective.
-
-        What codecs kept back goes on as the config's `on_resize` says; thresholds are found anew.
-
-        Args:
-            checkpoint_id: folder of the checkpoint.
-            key: the name that this object was saved under.
-            allow_changed_config: whether it may be of another `dense` or seed.
-
-        Raises: ValueError: nothing was saved under the key, or the state is of another model or
-            config.
-        """
-        state = load_of_all_ranks(checkpoint_id, key)
-        self.load_state_dict(state, allow_changed_config=allow_changed_config)

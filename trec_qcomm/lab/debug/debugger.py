@@ -172,7 +172,7 @@ def debugger_of(session: Session) -> Debugger | None:
 
 
 class GradientDebugger:
-    """Observer of the all-reduces of one DDP; see comm.dense.hooks.GradientObserver.
+    """Observer of the all-reduces of one DDP; see comm.dense.coder.GradientObserver.
 
     On a CPU an all-reduce runs in a thread of its own, and so does what is measured here.
 
@@ -192,7 +192,7 @@ class GradientDebugger:
 
 
 class BucketDebugger:
-    """Onlooker of the all-reduce of one bucket; see comm.dense.hooks.GradientMeasurement."""
+    """Onlooker of the all-reduce of one bucket; see comm.dense.coder.GradientMeasurement."""
 
     def __init__(self, observer: GradientDebugger, chunks: BucketChunks, step: int) -> None:
         self._chunks, self._step = chunks, step

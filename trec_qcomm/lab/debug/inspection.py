@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trec_qcomm.core.codec import Codec
+from trec_qcomm.core.codec import Codec, Contract
 from trec_qcomm.integration.session import Session
 from trec_qcomm.lab.debug.debugger import Debugger, debugger_of
 from trec_qcomm.lab.debug.row_capture import CAPTURED_NBYTES, RowCapture
@@ -153,7 +153,8 @@ def attribute(qcomm: QComm, loss_fn: LossFunction, batch: Any) -> Attribution:
     Raises: ValueError: the model is not sharded yet, or all forward codecs are exact.
     """
     session = qcomm.session
-    tables = session.collectives.lossy_tables()
+    coded = {t: c for one in session.collectives for t, c in one.codecs.forward.items()}
+    tables = sorted(t for t, codec in coded.items() if codec.contract is not Contract.EXACT)
     if not tables:
         raise ValueError("attribute: no table is sharded yet, or all forward codecs are exact")
     losses = []

@@ -107,10 +107,8 @@ class LowRankReduction(Reduction):
             return super().start(parameters, bucket, once=once, is_last=is_last, part=part)
         messages = self._messages_of(parameters, bucket)
         first, second, lost = messages.buffers
-        is_exact = all(
-            self.options.codings[shape.coding].codec.contract is Contract.EXACT
-            for shape in messages.second
-        )
+        codings = self.options.codings
+        is_exact = all(codings[s.coding].codec.contract is Contract.EXACT for s in messages.second)
         # Both are numbered now, in the order of the buckets, and run later.
         before = Part(is_divided=True, raw_numel=len(bucket))
         after = Part(is_divided=True, raw_numel=0, lost=None if is_exact else lost)
@@ -171,7 +169,7 @@ class LowRankReduction(Reduction):
         shares = _unpacked(lost, rights)  # zero where codecs lose nothing
         for n, keeper in enumerate(kept):
             keeper.end(matrices[n], lefts[n], rights[n] - shares[n], sums[n], ok)
-            self._decide_later(ok, keeper.keep)
+            self._undecided.append((ok, keeper.keep))
 
 
 def _pack(tensors: Sequence[Tensor], memory: Tensor) -> None:
