@@ -48,7 +48,7 @@ def outcome(buffer: Tensor, count: int, even: list[int] | None) -> list[list[int
     for backend in ("reference", "cpu"):
         with default_backend(backend):
             try:
-                bags = unpack(buffer, 1, ["f"] * count, even)
+                bags = unpack(buffer, [0], ["f"] * count, even)
             except CorruptFrameError:
                 results.append(None)
             else:

@@ -42,7 +42,7 @@ def test_golden_message_of_ids(even):
     assert [list(map(list, pair)) for pair in make.ID_MESSAGE] == golden["features"]
     data = torch.tensor(list(bytes.fromhex(golden[kind])), dtype=torch.uint8)
     names = ["f"] * len(make.ID_MESSAGE)
-    bags, expected = unpack(data, 1, names, [6] if even else None), make.id_bags()
+    bags, expected = unpack(data, [0], names, [6] if even else None), make.id_bags()
     assert torch.equal(bags.ids, expected.ids)
     assert torch.equal(bags.lengths, expected.lengths)
     assert torch.equal(bags.num_bags, expected.num_bags)

@@ -79,6 +79,7 @@ def what_is_refused():
         {"dense": GradientRule(codec=Float6(), parameters=("no.such",))},
         {"dense": GradientRule(codec=Float6(), block=2**16, min_numel=8)},
         {"ids": "none"},
+        {"bags": "none"},
         {"tables": {"none": {"forward": Rowwise(4)}}},
     ):
         with pytest.raises(ValueError, match=r".") as error:
@@ -91,8 +92,24 @@ def what_is_refused():
     return messages, losses[0] == losses[1]
 
 
+def bags_merged_and_not():
+    """Return numbers of bags that were merged with `distinct` and with `all`, and equal losses."""
+    exact = {"tables": "*", "forward": "identity", "backward": "identity", "unique_bags": "auto"}
+    qcomm, dmp, optimizer = started({"embedding": [exact]})
+    stock = shard(None)
+    expected = train(stock, dense_optimizer(stock), range(4))
+    merged, losses = [], []
+    for bags, steps in (("distinct", range(2)), ("all", range(2, 4))):
+        qcomm.use_codecs(bags=bags)
+        qcomm.reset_stats()
+        losses += train(dmp, optimizer, steps)
+        counted = qcomm.stats().bags
+        merged.append(counted.num_bags - counted.num_sent)
+    return merged, losses == expected
+
+
 def all_of_it():
-    return everything_exact(), changed_in_between(), what_is_refused()
+    return everything_exact(), changed_in_between(), what_is_refused(), bags_merged_and_not()
 
 
 @pytest.fixture(scope="module")
@@ -111,11 +128,19 @@ def test_a_run_goes_on_with_other_codecs_as_a_resumed_one(outcomes):
 
 
 @pytest.mark.dist
+def test_equal_bags_are_merged_or_not_and_the_training_is_the_same(outcomes):
+    for (distinct, every), is_same in (outcome[3] for outcome in outcomes):
+        assert is_same
+        assert distinct > 0 == every
+
+
+@pytest.mark.dist
 def test_what_does_not_fit_changes_nothing(outcomes):
     for messages, is_same in (outcome[2] for outcome in outcomes):
         assert is_same
-        patterns, block, ids, table = messages
+        patterns, block, ids, bags, table = messages
         assert "no.such" in patterns
         assert "block: 65536" in block
-        assert "'none' is neither packed nor exact" in ids
+        assert "ids: 'none' is not one of (None, 'packed', 'exact')" in ids
+        assert "bags: 'none' is not one of (None, 'distinct', 'all')" in bags
         assert "no collective sends table none" in table

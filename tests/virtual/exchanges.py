@@ -172,7 +172,7 @@ def id_runs() -> Iterator[tuple[str, Counted]]:
         yield "ids packed", run.taken()
         run.replies = next(downloads)
         with run:
-            unpack(packed.buffer, NUM_RANKS, ["f"] * counts[0], None)
+            unpack(packed.buffer, range(NUM_RANKS), ["f"] * counts[0], None)
     yield "ids unpacked", run.taken()
 
 

@@ -69,6 +69,6 @@ def test_worked_example_of_a_message_of_ids():
     expected = example("Worked example of a message of ids")
     packed = pack(Bags(ids, lengths, torch.tensor([6, 6])), [2], even_bags=6)
     assert bytes(packed.buffer.tolist()) == expected
-    bags = unpack(torch.tensor(list(expected), dtype=torch.uint8), 1, ["a", "b"], [6])
+    bags = unpack(torch.tensor(list(expected), dtype=torch.uint8), [0], ["a", "b"], [6])
     assert bags.ids.tolist() == ids.tolist()
     assert bags.lengths.tolist() == lengths.tolist()

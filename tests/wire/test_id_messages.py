@@ -34,7 +34,7 @@ def test_messages_of_two_peers(even, dtype):
     assert packed.nbytes[1] == 0
     assert sum(packed.nbytes) == len(packed.buffer)
     buffer, even_bags = received(even=even, dtype=dtype)
-    bags = unpack(buffer, 2, NAMES, even_bags)
+    bags = unpack(buffer, [0, 1], NAMES, even_bags)
     assert bags.ids.tolist() == IDS[:5].tolist() * 2
     assert bags.lengths.tolist() == LENGTHS[:4].tolist() * 2
     assert bags.lengths.dtype == dtype
@@ -44,21 +44,21 @@ def test_messages_of_two_peers(even, dtype):
 
 def test_a_rank_that_looks_up_nothing():
     nothing = torch.zeros(0, dtype=torch.uint8)
-    assert len(unpack(nothing, 2, [], [2, 2]).ids) == 0
+    assert len(unpack(nothing, [0, 1], [], [2, 2]).ids) == 0
     with pytest.raises(CorruptFrameError, match="8 bytes of ids where none were due"):
-        unpack(torch.zeros(8, dtype=torch.uint8), 2, [], [2, 2])
+        unpack(torch.zeros(8, dtype=torch.uint8), [0, 1], [], [2, 2])
 
 
 def test_every_flipped_bit_and_every_prefix_is_seen():
     buffer, even_bags = received()
     for length in range(len(buffer)):
         with pytest.raises(CorruptFrameError):
-            unpack(buffer[:length].clone(), 2, NAMES, even_bags)
+            unpack(buffer[:length].clone(), [0, 1], NAMES, even_bags)
     for bit in range(0, 8 * len(buffer), 5):
         damaged = buffer.clone()
         damaged[bit // 8] ^= 1 << (bit % 8)
         with pytest.raises(CorruptFrameError):
-            unpack(damaged, 2, NAMES, even_bags)
+            unpack(damaged, [0, 1], NAMES, even_bags)
 
 
 def forged(place, value):
@@ -87,13 +87,13 @@ def test_what_is_wrong_is_said(name):
     place, value, text = FORGED[name]
     buffer, even_bags = forged(place, value)
     with pytest.raises(CorruptFrameError, match=text):
-        unpack(buffer, 2, NAMES, even_bags)
+        unpack(buffer, [0, 1], NAMES, even_bags)
 
 
 def test_even_and_stated_bags_do_not_mix():
     buffer, _ = received(even=False)
     with pytest.raises(CorruptFrameError, match="batch with sizes by feature"):
-        unpack(buffer, 2, NAMES, [2, 2])
+        unpack(buffer, [0, 1], NAMES, [2, 2])
 
 
 @pytest.mark.triton
@@ -107,9 +107,9 @@ def test_messages_on_a_gpu(even):
         assert [nbytes % 128 for nbytes in ours.nbytes] == [0] * 3
         assert ours.num_ids == theirs.num_ids
         buffer, even_bags = received(even=even)
-        on_gpu = unpack(theirs.buffer[: theirs.nbytes[0]].repeat(2), 2, NAMES, even_bags)
+        on_gpu = unpack(theirs.buffer[: theirs.nbytes[0]].repeat(2), [0, 1], NAMES, even_bags)
     assert ours.nbytes[0] > theirs.nbytes[0]
-    on_cpu = unpack(buffer, 2, NAMES, even_bags)
+    on_cpu = unpack(buffer, [0, 1], NAMES, even_bags)
     for bags in (on_gpu, on_cpu):
         assert bags.ids.tolist() == IDS[:5].tolist() * 2
         assert bags.lengths.tolist() == LENGTHS[:4].tolist() * 2
@@ -118,7 +118,7 @@ def test_messages_on_a_gpu(even):
 
 def refusal(buffer, even_bags):
     with pytest.raises(CorruptFrameError) as error:
-        unpack(buffer, 2, NAMES, even_bags)
+        unpack(buffer, [0, 1], NAMES, even_bags)
     return str(error.value)
 
 

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trec_qcomm.config import Config
 from trec_qcomm.config.differences import flat_config
 from trec_qcomm.config.section import sections_of
+from trec_qcomm.core.codec import check_choice
 from trec_qcomm.core.counters import BagCounts, Traffic, kind_stats
 from trec_qcomm.core.stats import TRAFFIC_KINDS, Stats
 from trec_qcomm.integration.agreement import check_equal
@@ -49,9 +50,7 @@ class Session:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.exact = False
-        self.is_wrapped = False
-        self.is_training = False
+        self.exact = self.is_wrapped = self.is_training = False
         self.pg: dist.ProcessGroup | None = None
         self.scaler: Any = None
         self.packs_ids, self.merges_bags = config.ids is not None, True
@@ -106,10 +105,8 @@ class Session:
         bags: str | None,
     ) -> None:
         """Change codecs from the next step on; see QComm.use_codecs."""
-        if ids not in (None, "packed", "exact"):
-            raise ValueError(f"ids: {ids!r} is neither packed nor exact")
-        if bags not in (None, "distinct", "all"):
-            raise ValueError(f"bags: {bags!r} is neither distinct nor all")
+        check_choice("ids", ids, (None, "packed", "exact"))
+        check_choice("bags", bags, (None, "distinct", "all"))
         self.collectives.use_codecs(tables)
         if dense is not None:
             gradients = self.gradients.get("dense")

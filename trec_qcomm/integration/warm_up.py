@@ -207,7 +207,7 @@ def _use_rows(dtype: torch.dtype = torch.float32) -> None:
 def _use_id_messages() -> None:
     ids, lengths, num_bags = torch.tensor([1, 2, 4]), torch.ones(3, dtype=torch.int64), [3]
     packed = pack(Bags(ids, lengths, torch.tensor(num_bags)), [1], even_bags=3)
-    unpack(packed.buffer, 1, ["feature"], num_bags)
+    unpack(packed.buffer, [0], ["feature"], num_bags)
     bags = unique.UniqueBags(torch.arange(3), torch.tensor(num_bags), torch.arange(3))
     unique.sort_by_id(bags, ids, lengths, torch.tensor(num_bags))
 

@@ -75,13 +75,13 @@ def pack(bags: Bags, counts: Sequence[int], *, even_bags: int | None) -> PackedM
 
 
 def unpack(
-    buffer: Tensor, num_messages: int, features: Sequence[str], even_bags: Sequence[int] | None
+    buffer: Tensor, senders: Sequence[int], features: Sequence[str], even_bags: Sequence[int] | None
 ) -> Bags:
     """Return the bags that all peers sent, message by message. Waits for a GPU three times.
 
     Args:
         buffer: [W] uint8, all that was received.
-        num_messages: P peers, each of which sends a message if there are features.
+        senders: P global ranks, for errors; each sends a message if there are features.
         features: names of the segments of each message, for errors.
         even_bags: P numbers, bags of every segment of a message; None where segments differ.
     Raises: CorruptFrameError: naming the sender.
@@ -92,12 +92,12 @@ def unpack(
             raise CorruptFrameError(f"{buffer.numel()} bytes of ids where none were due")
         none = torch.zeros(0, dtype=torch.int64, device=buffer.device)
         return Bags(none, none, torch.zeros(0, dtype=torch.int64))
-    begins, ends, flags, announced = unseal(buffer, num_messages, num_segments)
+    begins, ends, flags, announced = unseal(buffer, senders, num_segments)
     num_bags = None
     if bool(flags & STATED_BAGS) != (even_bags is None):
         raise CorruptFrameError("batch with sizes by feature on one rank, and without on another")
     if even_bags is not None:
-        for rank, (theirs, ours) in enumerate(zip(announced, even_bags, strict=True)):
+        for rank, theirs, ours in zip(senders, announced, even_bags, strict=True):
             if theirs != ours:
                 raise CorruptFrameError(f"{theirs} bags where {ours} were announced", rank=rank)
         num_bags = int64_tensor(even_bags).repeat_interleave(num_segments)
@@ -113,7 +113,7 @@ def unpack(
             raise
         rank, number = divmod(error.segment, num_segments)
         reason = f"ids of feature {features[number]!r}: {error.reason}"
-        raise CorruptFrameError(reason, rank=rank, segment=error.segment) from error
+        raise CorruptFrameError(reason, rank=senders[rank], segment=error.segment) from error
 
 
 def seal(
@@ -142,23 +142,23 @@ def seal(
 
 
 def unseal(
-    buffer: Tensor, num_messages: int, count: int
+    buffer: Tensor, senders: Sequence[int], count: int
 ) -> tuple[list[int], list[int], int, list[int]]:
     """Check the messages of `count` segments each that fill a buffer. Waits for a GPU once.
 
-    Args: buffer: [W] uint8, contiguous.  num_messages: P >= 1.
+    Args: buffer: [W] uint8, contiguous.  senders: P >= 1 global ranks, for errors.
     Returns: P places each where the messages begin, behind their headers, and end; the flags; P
         numbers, bags of each segment, not used where the segments state them.
     Raises: CorruptFrameError: a message that breaks FORMAT.md or is not what this rank expects.
     """
-    written = np.zeros((4, num_messages), np.int64)
+    written = np.zeros((4, len(senders)), np.int64)
     begins, ends, flags, num_bags = written
     if frame.is_on_gpu(buffer):
         reason, rank = _gpu().unseal(buffer, count, _KNOWN_FLAGS, written)
     else:
         reason, rank = cpu.unseal(buffer.numpy(), count, _KNOWN_FLAGS, *written)
     if reason != cpu.OK:
-        raise CorruptFrameError(_REASONS[reason], rank=rank)
+        raise CorruptFrameError(_REASONS[reason], rank=senders[rank])
     return begins.tolist(), ends.tolist(), int(flags[0]), num_bags.tolist()
 
 

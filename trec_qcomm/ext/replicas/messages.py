@@ -175,7 +175,7 @@ class RowMessages:
         sent = pack(bags, [num_tables] * len(parts), even_bags=1)
         size = self._peers.pg.size()
         buffer = self._exchange_bytes(sent, call)
-        received = unpack(buffer, size, self._names, [1] * size)
+        received = unpack(buffer, self._peers.ranks, self._names, [1] * size)
         lengths = received.lengths.cpu().view(size, num_tables)
         self._check(received.ids, lengths)
         rows: list[list[Tensor]] = []

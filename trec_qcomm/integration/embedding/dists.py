@@ -334,14 +334,11 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
         incoming, shape = rows_to_expect(sent, self._dims, self._num_ranks, variable=variable)
         notes.row_choice = RowChoice(sizes, outgoing, incoming, shape)
 
-    def _all_rows(self, local_embs: Tensor, ctx: Any) -> Awaitable[Tensor]:
+    def _all_rows(self, local_embs: Tensor, ctx: Any) -> Any:
         if ctx is not None and ctx.variable_batch_per_feature:
-            rows: Awaitable[Tensor] = self._dist(
-                local_embs, batch_size_per_rank_per_feature=ctx.batch_size_per_rank_per_feature
-            )
-            return rows
-        rows = self._dist(local_embs, ctx.batch_size_per_rank if ctx is not None else None)
-        return rows
+            sizes = ctx.batch_size_per_rank_per_feature
+            return self._dist(local_embs, batch_size_per_rank_per_feature=sizes)
+        return self._dist(local_embs, ctx.batch_size_per_rank if ctx is not None else None)
 
 
 class CodedTwoLevelDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):

@@ -22,11 +22,12 @@ distribution. The size of what is entropy coded may differ.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from trec_qcomm.comm.peers import Peers
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.core.transfer import upload
@@ -47,6 +48,7 @@ _FIRST = int64_tensor([0])  # ids are counted under one table
 class PackedBatch(KeyedJaggedTensor):
     """KeyedJaggedTensor that an input dist sends packed; else the batch that it was made of."""
 
+    _ranks: ClassVar[Sequence[int]]  # of the group that it is sent in
     _packed: PackedMessages
     _plain_splits: list[list[int]]
 
@@ -96,9 +98,10 @@ class PackedBatch(KeyedJaggedTensor):
         pairs = zip(self._plain_splits, sizes, strict=True)
         return sum((sum(split) - split[rank]) * size for split, size in pairs), len(sizes)
 
-    @staticmethod
+    @classmethod
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def dist_init(
+        cls,
         keys: list[str],
         tensors: Sequence[Tensor],
         variable_stride_per_key: bool,
@@ -113,7 +116,7 @@ class PackedBatch(KeyedJaggedTensor):
         Raises: CorruptFrameError: naming the sender and the feature.
         """
         even_bags = None if variable_stride_per_key else stride_per_rank
-        bags = unpack(tensors[0], num_workers, keys, even_bags)
+        bags = unpack(tensors[0], cls._ranks, keys, even_bags)
         strides = upload(tensors[0].device, bags.num_bags) if variable_stride_per_key else []
         plain = [bags.lengths, bags.ids, *strides, *tensors[1:]]
         return KeyedJaggedTensor.dist_init(
@@ -134,9 +137,12 @@ def record_sent_ids(input_dist: Any, traffic: Traffic, packs: Callable[[], bool]
     pg = process_group(inner)
     rank, world_size = pg.rank(), pg.size()
 
+    class GroupBatch(PackedBatch):  # TorchRec asks the class of a batch, which must know the ranks
+        _ranks = Peers(pg).ranks
+
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before(_inner: nn.Module, args: tuple[KeyedJaggedTensor]) -> tuple[KeyedJaggedTensor]:
-        return (PackedBatch.view_of(args[0]),) if packs() else args
+        return (GroupBatch.view_of(args[0]),) if packs() else args
 
     def after(_inner: nn.Module, args: tuple[KeyedJaggedTensor], awaitable: Any) -> None:
         (features,) = args
