@@ -1,3 +1,4 @@
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -408,3 +409,25 @@ def test_a_sync_rule_comes_back_as_it_was():
 def test_wrong_sync_rules(fields, match):
     with pytest.raises(ValueError, match=match):
         config_from_dict({"sync": fields})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: 1:30", "seed: '1:30' is not an integer"),
+        ("seed: 1_0:30.5", "seed: '1_0:30.5' is not an integer"),
+        (
+            "x-a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+            + "".join(
+                f"x-{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij")
+            )
+            + "dense: *j",
+            r"dense\[0\]: expected .* got \[\[",
+        ),
+    ],
+)
+def test_yaml_that_reads_as_something_else_is_refused_at_once(text, message, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{text}\n")
+    with pytest.raises(ValueError, match=message):
+        load_config(path)

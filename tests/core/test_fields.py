@@ -2,6 +2,7 @@
 
 import math
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
@@ -63,7 +64,7 @@ def test_scalars(hint: Any, good: list[Any], bad: list[Any], words: str) -> None
     for value in good:
         assert read(hint, value, "x") is value
     for value in bad:
-        message = re.escape(f"x: {value!r:.60} is not {words}")
+        message = re.escape(f"x: {reprlib.repr(value):.60} is not {words}")
         with pytest.raises(ValueError, match=f"^{message}$"):
             read(hint, value, "x")
 

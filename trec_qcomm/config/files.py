@@ -59,6 +59,7 @@ _UNPARSABLE = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, 
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 # YAML 1.1 wants a dot and a sign in the exponent, and reads 1e-3, 1e3 and 1.0e3 as text.
+_SEXAGESIMAL = re.compile(r"^[-+]?[0-9_]+(?::[0-9]+)+\.?[0-9_]*$")  # a number in YAML 1.1 alone
 _EXPONENT_NUMBER = re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
 
 
@@ -212,14 +213,10 @@ def _unique_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     for key_node, _ in node.value:
         is_merge = key_node.tag == _MERGE_TAG
         key = "<<" if is_merge else loader.construct_object(key_node, deep=True)
-        if not isinstance(key, Hashable):
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key {key!r} is not a word", key_node.start_mark
-            )
-        if key in keys:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key {key!r} is given twice", key_node.start_mark
-            )
+        is_key = isinstance(key, Hashable)
+        if not is_key or key in keys:
+            problem = f"key {key!r} is {'given twice' if is_key else 'not a word'}"
+            raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
         keys.add(key)
     loader.flatten_mapping(node)  # merged keys first
     return {
@@ -231,3 +228,7 @@ def _unique_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
 for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver(_FLOAT_TAG, _EXPONENT_NUMBER, list("-+.0123456789"))
+_Loader.yaml_implicit_resolvers = {
+    first: [("tag:yaml.org,2002:str", _SEXAGESIMAL), *others]
+    for first, others in _Loader.yaml_implicit_resolvers.items()
+}

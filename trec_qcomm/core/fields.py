@@ -25,6 +25,7 @@ Knows: type hints, names of codecs. Does not know: YAML, JSON, what any field me
 import dataclasses
 import functools
 import math
+import reprlib  # a few lines of YAML whose aliases nest are a value of billions of parts
 import sys
 import types
 import typing
@@ -202,7 +203,7 @@ def _named_class(kind: Any, data: Any, where: str) -> tuple[Any, dict[Any, Any]]
     if not isinstance(data, Mapping) or key not in data:
         raise ValueError(
             f"{where or 'top level'}: expected the name of a {key} or {{{key}: name, ...}}, "
-            f"got {data!r:.60}; {key}s: {', '.join(names)}"
+            f"got {reprlib.repr(data):.60}; {key}s: {', '.join(names)}"
         )
     if kind is Codec:
         chosen = _located(where, codec_type, str(data[key]))
@@ -254,8 +255,8 @@ def _words(hint: Any) -> str:
 def _refusal(hint: Any, data: object, where: str) -> ValueError:
     parts = get_args(hint) if get_origin(hint) in UNIONS else [hint]
     if any(map(_shape, parts)):
-        return ValueError(f"{where}: expected {_words(hint)}, got {data!r:.60}")
-    return ValueError(f"{where}: {data!r:.60} is not {_words(hint)}")
+        return ValueError(f"{where}: expected {_words(hint)}, got {reprlib.repr(data):.60}")
+    return ValueError(f"{where}: {reprlib.repr(data):.60} is not {_words(hint)}")
 
 
 def stored_fields(kind: Any) -> list[dataclasses.Field[Any]]:
