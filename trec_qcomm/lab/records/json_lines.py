@@ -66,7 +66,7 @@ def read_same(
 ) -> list[R]:
     """Return the records of a file, which are all of one kind and setup; none where it is missing.
 
-    Args: num_ranks: number of ranks that they are of.  what: words for what they are of.
+    Args: num_ranks: number of ranks that they are of.  what: words before what differs.
     Raises: ValueError: the errors of `read`, or a record of another kind, setup or number of ranks.
     """
     records: list[Any] = read(path) if path.exists() else []
@@ -77,7 +77,7 @@ def read_same(
         theirs = dict(record.setup) | {"num_ranks": getattr(record, "num_ranks", None)}
         changed = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
         if changed:
-            raise ValueError(f"{path}: {what} with other {', '.join(changed)}; give another path")
+            raise ValueError(f"{path}: {what} {', '.join(changed)}; give another path")
     return records
 
 

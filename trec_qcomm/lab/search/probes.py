@@ -124,7 +124,7 @@ class Probes:
     def _read(self) -> list[SearchRecord]:
         """Return the records so far. Raises ValueError: others, or of another setup."""
         setup, num_ranks = self.setup, self.num_ranks
-        return read_same(self.path, SearchRecord, setup, num_ranks, "a search")
+        return read_same(self.path, SearchRecord, setup, num_ranks, "a search with other")
 
     def _record(
         self, stage: Any, seed: int, figures: Mapping[str, float],

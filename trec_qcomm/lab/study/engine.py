@@ -148,7 +148,7 @@ class Study:
             of another config of the same name.
         """
         done = []
-        for record in read_same(path, StudyRecord, self.setup, self.num_ranks, "runs"):
+        for record in read_same(path, StudyRecord, self.setup, self.num_ranks, "runs with other"):
             self._check_same(path, record)
             if record.seed in self.seeds:
                 done.append(record)

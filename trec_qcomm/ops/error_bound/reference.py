@@ -1,5 +1,6 @@
 """Error-bounded quantization in plain torch: the definition. Shapes: n rows of D, N = n D."""
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ MAX_VERBATIM = 2**25 - 1
 _MAGIC = torch.tensor(1.5 * 2**23)  # adding it rounds |y| <= 2^22 to an integer, half to even
 _FLOAT32 = torch.finfo(torch.float32)
 _NUMBERS = {"bitpack": BITPACK, "vector_lz": VECTOR_LZ, "rans": RANS}
-ENCODERS: dict[int, Any] = {BITPACK: bitpack, RANS: rans}  # that of vector_lz is in its tests
+ENCODERS: dict[int, Any] = {BITPACK: bitpack, RANS: rans}
+_VECTOR_LZ = "trec_qcomm.ext.dual_level.vector_lz"  # imported when it is asked for
 
 
 def encode(
@@ -84,9 +86,7 @@ def encode_segment(rows: Tensor, bound: float, *, relative: bool, encoder: str) 
 
 def _encoder(kind: int) -> Any:
     """Return the module that encodes and decodes the indices of a segment."""
-    if kind not in ENCODERS:
-        raise ValueError(f"unknown encoder {kind}")
-    return ENCODERS[kind]
+    return ENCODERS[kind] if kind in ENCODERS else importlib.import_module(_VECTOR_LZ)
 
 
 def finite_range(x: Tensor) -> float:
@@ -193,10 +193,11 @@ def _decode_values(
         # Copied as an int, because a NaN copied as a float may lose its payload.
         constant = first.view(torch.int32).repeat(num_values).view(torch.float32)
         return _require(len(indices) == 0, constant, "indices of a constant")
-    encoder = _encoder(kind)
+    if kind not in _NUMBERS.values():
+        raise ValueError(f"unknown encoder {kind}")
     if not _FLOAT32.tiny <= float(first) <= _FLOAT32.max:
         raise ValueError("the step is not a normal number > 0")
-    q: Tensor = encoder.decode_segment(indices, dim, num_values)
+    q: Tensor = _encoder(kind).decode_segment(indices, dim, num_values)
     return q.to(torch.float32) * first
 
 
