@@ -324,9 +324,8 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
         ctx: Any = sharding_ctx
         notes = notes_on(ctx)
         sent, received = notes.sent, notes.received
-        if sent is None or received is None:
-            return
-        if notes.merged is None and not self._session.merges_bags:
+        sends_all = notes.merged is None and not self._session.merges_bags
+        if sent is None or received is None or sends_all:
             return
         variable = received.variable_stride_per_key()
         sizes = batch_sizes(received, ctx.batch_size_per_rank, self._num_ranks)
