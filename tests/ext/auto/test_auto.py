@@ -2,10 +2,17 @@
 
 import copy
 import json
+from itertools import count
 
 import pytest
 import torch.distributed as dist
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
+from tests.integration.embedding.test_training_modes import POOLED, UNPOOLED, PipelineModel
+from tests.integration.sharded_models.batches import batch
+from tests.integration.sharded_models.cases import CPU
+from tests.integration.sharded_models.training import dense_optimizer as case_optimizer
+from tests.integration.sharded_models.training import shard as shard_case
 from tests.integration.small_model import dense_optimizer, same_weights, shard, train, weights
 from trec_qcomm import QComm
 from trec_qcomm.config import config_from_dict, config_to_dict, load_preset
@@ -118,8 +125,23 @@ def exact():
     return same, same_weights(weights(dmp), weights(stock)), qcomm.summary().splitlines()[-1]
 
 
+def in_a_pipeline(case):
+    """Return what is chosen where ids are sent before the step that they are for."""
+    qcomm = QComm(config_from_dict(config_to_dict(load_preset("auto")) | {"auto": {"steps": 1}}))
+    extension_module.perf_counter = PlantedClock(qcomm)
+    dmp = shard_case(case, qcomm, PipelineModel(case))
+    pipeline = TrainPipelineSparseDist(dmp, case_optimizer(dmp), CPU)
+    batches = (batch(case, step % 8, dist.get_rank()) for step in count())
+    extension, steps = qcomm.session.extensions["auto"], 0
+    while extension.is_tuning and steps < 400:
+        pipeline.progress(batches)
+        steps += 1
+    return extension.choice, steps
+
+
 def all_of_it():
-    return tuned(), resumed(), tried_again(), exact()
+    piped = [in_a_pipeline(case) for case in (POOLED, UNPOOLED)]
+    return tuned(), resumed(), tried_again(), exact(), piped
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +181,16 @@ def test_it_tries_again_when_it_is_told_to(outcomes):
 @pytest.mark.dist
 def test_a_choice_that_is_given_is_not_tried(outcomes):
     assert outcomes[3] == ((True, True, "auto: exact TorchRec"),) * 2
+
+
+@pytest.mark.dist
+def test_a_pipeline_that_sends_ids_ahead_chooses_alike(outcomes):
+    for pooled, unpooled in outcomes[4]:
+        assert pooled == outcomes[4][0][0]
+        assert unpooled == outcomes[4][0][1]
+        assert pooled[0] == CHEAP
+        assert (unpooled[0].forward, unpooled[0].ids) == ("fast", "packed")
+        assert pooled[1] < 400 > unpooled[1]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ Knows: configs by name. Does not know: sessions, times.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -33,8 +33,9 @@ class AutoRule(Section):
             chosen; take those that your quality gate passed. `exact`, TorchRec alone, always is
             one. A candidate's dense rules and packed ids count where the config has `dense` and
             `ids`, its distinct bags where the config's `unique_bags` allows them.
-        pooled_only: candidates that are not for a model with unpooled rows, for whose gradients the
-            bound of `best` is too coarse.
+        pooled_only: candidates whose codecs of rows are not for a model with unpooled rows, which
+            gets those of the candidate before. The bound of `best` is too coarse for the gradients
+            of sequences.
         steps: number of steps that are timed at once with one choice; two steps go before them.
         retune_every: number of steps after which it tries again; 0: never. Another number of ranks
             makes it try again, too.
@@ -66,9 +67,14 @@ class AutoRule(Section):
 
         Args: config: the config that has this section.  is_unpooled: whether rows are unpooled.
         """
-        names = [n for n in self.candidates if not (is_unpooled and n in self.pooled_only)]
-        made = [choice_of(name, self.configs[name], config) for name in names]
-        return list(dict.fromkeys([Choice(), *made]))
+        made = [Choice()]
+        for name in self.candidates:
+            choice = choice_of(name, self.configs[name], config)
+            if is_unpooled and name in self.pooled_only:
+                before = made[-1]
+                choice = replace(choice, forward=before.forward, backward=before.backward)
+            made.append(choice)
+        return list(dict.fromkeys(made))
 
     def options(self, choices: Sequence[Choice]) -> dict[str, list[str]]:
         """Return the different settings of each part of some choices, the finest first."""
