@@ -219,7 +219,8 @@ def check_tables(int8: Path, fp32: Path) -> None:
             raw = sum(table.raw_nbytes for table in of_tables)
             wire = sum(table.wire_nbytes for table in of_tables)
             assert raw == pytest.approx(sent.raw_nbytes)
-            assert 0.98 * sent.wire_nbytes < wire < sent.wire_nbytes  # without headers
+            assert 0.98 * sent.wire_nbytes < wire <= sent.wire_nbytes  # without headers
+            assert (wire == sent.wire_nbytes) == (path == fp32)  # which has no frames
             assert fewest <= raw / wire <= most
         assert not any(table.tolerances for table in record.tables.values())
         assert all(table.num_sent == table.num_bags for table in record.tables.values())
@@ -228,7 +229,10 @@ def check_tables(int8: Path, fp32: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--config absent.yaml", "nor one of stock, stock_fp16, stock_int8, stock_powersgd, best"),
+        (
+            "--config absent.yaml",
+            "nor one of stock, stock_fp16, stock_int8, stock_powersgd, auto, best",
+        ),
         ("--config stock_powersgd --checkpoint-dir a", "checkpoint_dir: stock_powersgd has state"),
         ("--config bset", "config bset: neither a file nor one of"),
         ("--config stock --hash-buckets 9 --min-count 2", "exclude one another"),
