@@ -286,7 +286,8 @@ class QComm(Resumable):
         pooled rows are exact where all ranks have equal batch sizes. Raw bytes of ids and of
         unpooled rows are estimated: the bytes sent, times how often this rank's batch repeats an
         id. dense and data_parallel count what was sent, or what a ring all-reduce sends where
-        DDP's own is used; their raw bytes are those of a float32 ring.
+        DDP's own is used; their raw bytes are those of a float32 ring. Rows that TorchRec's own
+        modules send count once; gloo's reduce-scatter of row-wise tables sent a little more.
         """
         return self._session.stats()
 
