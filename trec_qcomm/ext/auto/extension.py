@@ -150,7 +150,7 @@ class AutoExtension(Extension):
         if self.tuned is None:
             return f"auto: {self.choice}"
         whole = self._rule.whole_choices(self._session.config, is_unpooled=self._is_unpooled)
-        names = (EXACT, *(c.forward for c in whole[1:]))
+        names = (EXACT, *self._rule.candidates)
         pairs = ((name, self.tuned.seconds[c]) for name, c in zip(names, whole, strict=True))
         compared = ", ".join(f"{name} {1e3 * seconds:.1f}" for name, seconds in pairs)
         took = 1e3 * self.tuned.seconds[self.tuned.choice]

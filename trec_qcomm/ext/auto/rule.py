@@ -74,7 +74,7 @@ class AutoRule(Section):
                 before = made[-1]
                 choice = replace(choice, forward=before.forward, backward=before.backward)
             made.append(choice)
-        return list(dict.fromkeys(made))
+        return made
 
     def options(self, choices: Sequence[Choice]) -> dict[str, list[str]]:
         """Return the different settings of each part of some choices, the finest first."""
