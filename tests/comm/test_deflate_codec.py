@@ -20,7 +20,7 @@ def test_a_class_that_does_not_derive_from_codec_counts_as_one():
     assert Codec not in Deflate.__mro__
     codec = Deflate()
     assert isinstance(codec, Codec)
-    assert codec.mask_use is None
+    assert not codec.follows_forward
     assert codec.keeps_nonfinite
     assert not codec.may_refuse
     assert not codec.has_gpu_kernels

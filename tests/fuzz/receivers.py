@@ -20,7 +20,7 @@ from trec_qcomm.comm.frames.decoding import decode_frames
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout, in_matrix
 from trec_qcomm.core import registry
-from trec_qcomm.core.codec import Codec, MaskUse, check_dim
+from trec_qcomm.core.codec import Codec, check_dim
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.ext.dct import ForwardMask, TopK
@@ -104,7 +104,7 @@ def _case(pairs: list[tuple[Codec, Codec]], sound: bool, generator: torch.Genera
     buffer = sent.buffer if sound else _damaged(sent.buffer, generator)
     ours = _placed([pair[0] for pair in pairs], num_rows)
     # A receiver whose own codec reads masks always has them.
-    reads = any(pair[0].mask_use is MaskUse.READS for pair in pairs)
+    reads = any(pair[0].follows_forward for pair in pairs)
     if reads or int(torch.randint(2, (1,), generator=generator)):
         ours = with_masks(ours, masks)
     frames = SealedFrames(buffer, sent.nbytes, CALL)

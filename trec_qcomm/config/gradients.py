@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from trec_qcomm.config.matching import PatternRules, Patterns
 from trec_qcomm.config.section import At, Section, check_sections
-from trec_qcomm.core.codec import Codec, Contract, MaskUse, check_dim
+from trec_qcomm.core.codec import Codec, Contract, check_dim
 from trec_qcomm.core.fields import Range, check_fields
 from trec_qcomm.core.segments import Segments
 
@@ -23,7 +23,7 @@ _FLOAT32_NBYTES = 4
 
 def check_gradient_codec(where: str, codec: Codec) -> None:
     """Raise ValueError at a codec that needs what a table's rows had before it."""
-    if codec.mask_use is MaskUse.READS:
+    if codec.follows_forward:
         raise ValueError(f"{where}: {codec.name} is for the gradients of embeddings only")
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 from trec_qcomm.codecs import Identity
 from trec_qcomm.config.matching import Patterns
 from trec_qcomm.config.section import At, Section, check_sections
-from trec_qcomm.core.codec import Codec, MaskUse
+from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.fields import check_fields
 
 Direction = Literal["forward", "backward"]
@@ -24,9 +24,9 @@ def _check_codecs(pair: "HopCodecs | TableRule") -> None:
             f"forward: {pair.forward.name} is for gradients only: of the rows themselves it keeps "
             "too little to train with"
         )
-    if pair.forward.mask_use is MaskUse.READS:
+    if pair.forward.follows_forward:
         raise ValueError(f"forward: {pair.forward.name} is for backward only")
-    if pair.backward.mask_use is MaskUse.READS and pair.forward.mask_use is not MaskUse.WRITES:
+    if pair.backward.follows_forward and not pair.forward.chooses_columns:
         raise ValueError(
             f"backward: {pair.backward.name} sends the columns that forward kept, "
             f"so forward must be topk, not {pair.forward.name}"

@@ -33,13 +33,6 @@ class Contract(Enum):
     BIASED = "biased"  # any other difference; use error feedback where residuals are kept
 
 
-class MaskUse(Enum):
-    """Use that a codec makes of masks (ext.dct.masks), if it keeps only some columns of a row."""
-
-    WRITES = "writes"  # chooses columns; encode and decode write them to the masks, if given
-    READS = "reads"  # codes the columns that the masks name; ValueError without masks
-
-
 class Codec(ABC):
     """Encoder and decoder of rows; see the module. Several threads may call its methods at once.
 
@@ -49,7 +42,8 @@ class Codec(ABC):
     """
 
     name: ClassVar[str]  # the word in YAML
-    mask_use: ClassVar[MaskUse | None] = None  # None: it keeps all columns and ignores masks
+    chooses_columns: ClassVar[bool] = False  # whether it keeps some columns of a row, in forward
+    follows_forward: ClassVar[bool] = False  # whether it codes the columns that forward chose
     keeps_nonfinite: ClassVar[bool] = True  # whether NaN and inf arrive; if not, it is BIASED
     only_for_gradients: ClassVar[bool] = False  # whether it keeps too little of rows to train with
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from trec_qcomm.codecs import Identity
 from trec_qcomm.config import Config, HopCodecs, TableRule
 from trec_qcomm.config.tables import DIRECTIONS, Direction
-from trec_qcomm.core.codec import Codec, Contract, MaskUse
+from trec_qcomm.core.codec import Codec, Contract
 
 CodecChanges = Mapping[str, Mapping[Direction, Codec]]  # by table
 
@@ -78,7 +78,7 @@ def changed_rule(configured: TableRule, codecs: Mapping[Direction, Codec]) -> Ta
 
 
 def _exact_hop(hop: HopCodecs, directions: set[str]) -> HopCodecs:
-    if "forward" in directions and hop.backward.mask_use is MaskUse.READS:
+    if "forward" in directions and hop.backward.follows_forward:
         return HopCodecs()
     return replace(hop, **dict.fromkeys(directions, Identity()))
 

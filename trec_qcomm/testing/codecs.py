@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.codec import Codec, Contract, MaskUse, adopt
+from trec_qcomm.core.codec import Codec, Contract, adopt
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 
 CANARY = 0xA5  # fills memory that a codec must write, or must leave alone
@@ -151,7 +151,7 @@ def _check_places(codec: Codec, matrix: Tensor, dim: int) -> None:
 
 def _check_contract(codec: Codec, rows: Tensor, segments: Segments) -> None:
     decoded = round_trip(codec, rows, segments)
-    if codec.mask_use is MaskUse.WRITES:  # NaN and inf are kept first, but a row may have too many
+    if codec.chooses_columns:  # NaN and inf are kept first, but a row may have too many
         assert bool((rows.isnan() | ~decoded.isnan()).all()), f"{codec}: made NaN"
         kept = decoded.isinf()
         assert torch.equal(decoded[kept], rows[kept]), f"{codec}: made inf"

@@ -26,7 +26,7 @@ from examples.bench.codecs.formats import Format
 from examples.bench.codecs.workload import TableGroup, Workload
 from trec_qcomm import Contract
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
-from trec_qcomm.core.codec import Codec, MaskUse, check_dim
+from trec_qcomm.core.codec import Codec, check_dim
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ext.dct import ForwardMask, Threshold, TopK
 from trec_qcomm.ext.dct.masks import Masks
@@ -207,12 +207,12 @@ def _codec_entries(codecs: dict[str, Codec], bound: float) -> Iterator[Compresso
             partial(_codec_mistake, codec),
             codec,
             {Contract.EXACT: 0.0, Contract.BOUNDED: bound}.get(codec.contract),
-            codec.keeps_nonfinite and codec.mask_use is not MaskUse.READS,
+            codec.keeps_nonfinite and not codec.follows_forward,
         )
 
 
 def _make_codec(codec: Codec, group: TableGroup) -> CodecCompressor:
-    reads_mask = codec.mask_use is MaskUse.READS
+    reads_mask = codec.follows_forward
     return CodecCompressor(codec, group.rows, _masked(group) if reads_mask else group.segments)
 
 

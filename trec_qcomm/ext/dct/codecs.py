@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan
-from trec_qcomm.core.codec import Codec, Contract, MaskUse
+from trec_qcomm.core.codec import Codec, Contract
 from trec_qcomm.core.fields import Range, check_fields
 from trec_qcomm.core.registry import register_codec
 from trec_qcomm.core.segments import Encoded, Segments
@@ -55,7 +55,7 @@ class TopK(Codec):
 
     name = "topk"
     wire_id = 8
-    mask_use = MaskUse.WRITES
+    chooses_columns = True
     has_gpu_kernels = True
 
     def __post_init__(self) -> None:
@@ -145,7 +145,7 @@ class ForwardMask(Codec):
     name = "forward_mask"
     wire_id = 9
     contract = Contract.BIASED
-    mask_use = MaskUse.READS
+    follows_forward = True
     has_gpu_kernels = True
 
     def row_transform(self, plan: ExchangePlan) -> MaskTransform:

@@ -13,7 +13,6 @@ from torch import Tensor
 from trec_qcomm.comm.frames.plan import CodecGroup, PlacedFrames
 from trec_qcomm.comm.rows.doors import CallTransform
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
-from trec_qcomm.core.codec import MaskUse
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import Download
 from trec_qcomm.ext.buffers import sums_of_rows, unpack_bits
@@ -85,7 +84,7 @@ def with_masks(placed: PlacedFrames, masks: Masks) -> PlacedFrames:
     """Return the same frames with masks of all segments, for the codecs that use them."""
     groups = []
     for group in placed.groups:
-        if group.codec.mask_use is not None:
+        if group.codec.chooses_columns or group.codec.follows_forward:
             segments = group.segments.with_notes(masks.subset(group.members))
             group = replace(group, segments=segments)
         groups.append(group)
@@ -160,7 +159,7 @@ class MaskedCall(CallTransform):
             (side, group)
             for side, frames in enumerate(sides)
             for group in frames.groups
-            if group.codec.mask_use is MaskUse.READS
+            if group.codec.follows_forward
         ]
 
     def _counted(self) -> list[Masks]:

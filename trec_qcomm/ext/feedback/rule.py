@@ -54,7 +54,7 @@ class RowFeedback(Section):
             raise ValueError("error_feedback: needs unique_bags: true, or ids would come twice")
         for direction in ("forward", "backward"):
             codec = getattr(owner, direction)
-            if self.num_rows(direction) and codec.mask_use is not None:
+            if self.num_rows(direction) and (codec.chooses_columns or codec.follows_forward):
                 raise ValueError(
                     f"error_feedback.{direction}_rows: not with {codec.name}, which sends some "
                     "columns alone"

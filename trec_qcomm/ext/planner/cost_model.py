@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.codec import Codec, MaskUse
+from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
 from trec_qcomm.ext.dct.masks import Masks
 from trec_qcomm.wire.frame import overhead_nbytes
@@ -65,7 +65,7 @@ def measure_throughput(codec: Codec, dim: int) -> Throughput:
     """
     num_rows = MEASURED_NBYTES // (FLOAT32_NBYTES * dim)
     segments = Segments.packed((num_rows,), dim)
-    if codec.mask_use is MaskUse.READS:  # as after a forward pass that kept all columns
+    if codec.follows_forward:  # as after a forward pass that kept all columns
         masks = Masks.of_all_columns(segments.num_rows, torch.full_like(segments.num_rows, dim))
         segments = segments.with_notes(masks)
     rows = torch.randn(num_rows, dim, generator=torch.Generator().manual_seed(0))

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.codec import Codec, Contract, MaskUse
+from trec_qcomm.core.codec import Codec, Contract
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
 
 STEP = 4  # from one number of rows that is measured to the next
@@ -132,7 +132,7 @@ class SampledSizes:
     def __post_init__(self) -> None:
         if not self.blocks or not all(len(block) for block in self.blocks):
             raise ValueError("blocks: expected one or more of [n > 0, D] float32")
-        if self.codec.mask_use is MaskUse.READS:
+        if self.codec.follows_forward:
             raise ValueError(f"codec: {self.codec.name} reads masks, which rows do not have")
 
     def nbytes(self, num_rows: float, dim: int, *, num_terms: int = 1) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trec_qcomm.comm.frames.coding import group_seed
 from trec_qcomm.comm.frames.plan import PlacedFrames
-from trec_qcomm.core.codec import Codec, Contract, MaskUse
+from trec_qcomm.core.codec import Codec, Contract
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.core.transfer import download
 
@@ -92,7 +92,7 @@ def pack(
         segments, members = group.segments, group.members[chosen]
         part, dim = segments.subset(chosen), segments.dim
         # A codec that writes masks would write the exchange's own, which is none of our business.
-        reads = group.codec.mask_use is MaskUse.READS
+        reads = group.codec.follows_forward
         packed = replace(
             part,
             start=part.offsets[:-1] * dim,

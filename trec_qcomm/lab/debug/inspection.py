@@ -158,9 +158,9 @@ def attribute(qcomm: QComm, loss_fn: LossFunction, batch: Any) -> Attribution:
     if not tables:
         raise ValueError("attribute: no table is sharded yet, or all forward codecs are exact")
     losses = []
-    with torch.no_grad(), leaving_no_trace(session) as same_randomness:
+    with torch.no_grad(), leaving_no_trace(session):
         for exact in (set[str](), set(session.tables), *({table} for table in tables)):
-            with same_randomness(), session.collectives.exact_tables(exact):
+            with torch.random.fork_rng(), session.collectives.exact_tables(exact):
                 losses.append(float(loss_fn(batch)))
     total = torch.tensor(losses, dtype=torch.float64, device=summing_device())
     dist.all_reduce(total)
@@ -171,15 +171,16 @@ def attribute(qcomm: QComm, loss_fn: LossFunction, batch: Any) -> Attribution:
 
 
 @contextmanager
-def leaving_no_trace(session: Session) -> Iterator[Callable[[], Any]]:
-    """Restore counters at the end; yield a context in which random numbers are always the same."""
-    objects: list[Any] = [*session.counters.values(), session.bags]
-    saved = [deepcopy(counter.__dict__) for counter in objects]
+def leaving_no_trace(session: Session) -> Iterator[None]:
+    """Give the session's counters their attributes of before back at the end."""
+    counters = [*session.counters.values(), session.bags]
+    saved = [(counter, deepcopy(vars(counter))) for counter in counters]
     try:
-        yield torch.random.fork_rng
+        yield
     finally:
-        for counter, attributes in zip(objects, saved, strict=True):
-            counter.__dict__ |= attributes
+        for counter, attributes in saved:
+            for name, value in attributes.items():
+                setattr(counter, name, value)
 
 
 def summing_device() -> torch.device:

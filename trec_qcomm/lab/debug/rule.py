@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from trec_qcomm.config.gradients import parameter_patterns
 from trec_qcomm.config.matching import Patterns
 from trec_qcomm.config.section import Section
-from trec_qcomm.core.codec import Codec, MaskUse
+from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.fields import Range, check_fields
 
 
@@ -51,7 +51,7 @@ class DebugRule(Section):
     def __post_init__(self) -> None:
         check_fields(self)
         for n, codec in enumerate(self.shadow):
-            if codec.mask_use is MaskUse.READS:
+            if codec.follows_forward:
                 raise ValueError(f"shadow[{n}]: {codec.name} needs the columns that forward kept")
         if self.folder == "":
             raise ValueError("folder: '' is not a path")

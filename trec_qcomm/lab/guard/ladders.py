@@ -17,7 +17,7 @@ from math import log2
 
 from trec_qcomm.codecs import Cast, ErrorBounded, Identity, Rowwise
 from trec_qcomm.config.tables import Direction, TableRule
-from trec_qcomm.core.codec import Codec, Contract, MaskUse
+from trec_qcomm.core.codec import Codec, Contract
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.ext.dct import TopK
 from trec_qcomm.ext.dual_level.error_bound import OnlineClasses
@@ -75,7 +75,7 @@ def bits_a_value(codec: Codec) -> float:
     """
     if isinstance(codec, ErrorBounded):
         return log2(1 + 1 / (2 * codec.bound)) if codec.mode == "rel" else _UNKNOWN_BITS
-    if not codec.fixed_size or codec.mask_use is MaskUse.READS:
+    if not codec.fixed_size or codec.follows_forward:
         return _UNKNOWN_BITS
     rows = Segments.packed([_ROWS], _DIM)
     return 8 * float(codec.max_nbytes(rows)[0]) / (_ROWS * _DIM)
@@ -130,11 +130,11 @@ def ladder_of(rule: TableRule, direction: Direction, ladder: Sequence[Codec] | N
             them from the rule's own codec, which is then the coarsest.
     """
     configured: Codec = getattr(rule, direction)
-    keeps_masks = direction == "forward" and rule.backward.mask_use is MaskUse.READS
+    keeps_masks = direction == "forward" and rule.backward.follows_forward
     exact: Codec = all_columns() if keeps_masks else Identity()
     rungs = list(_derived(rule, direction)) if ladder is None else list(ladder)
     if keeps_masks:  # another codec would leave backward without columns
-        rungs = [rung for rung in rungs if rung.mask_use is MaskUse.WRITES]
+        rungs = [rung for rung in rungs if rung.chooses_columns]
     if ladder is None or configured not in rungs:
         rungs = [configured, *(rung for rung in rungs if is_finer(rung, configured))]
     if not _is_exact(rungs[-1]):
@@ -157,7 +157,7 @@ def _derived(rule: TableRule, direction: Direction) -> Iterator[Codec]:
         for factor in (2, 4):
             if factor * density < 1:
                 yield replace(configured, density=factor * density)  # type: ignore[type-var]
-    elif configured.mask_use is MaskUse.READS:
+    elif configured.follows_forward:
         yield Cast("bf16")
     else:
         plain = Rowwise(8, "stochastic" if configured.contract is Contract.UNBIASED else "nearest")
@@ -169,7 +169,7 @@ def _derived(rule: TableRule, direction: Direction) -> Iterator[Codec]:
 
 
 def _is_exact(codec: Codec) -> bool:
-    if codec.mask_use is MaskUse.WRITES:
+    if codec.chooses_columns:
         return codec == all_columns()
     return codec.contract is Contract.EXACT
 
@@ -178,7 +178,7 @@ def _fineness(codec: Codec) -> tuple[str, float]:
     """Return what kind of number makes the codec finer, and that number."""
     if isinstance(codec, ErrorBounded) and codec.mode == "abs":
         return "abs", -codec.bound
-    if codec.mask_use is MaskUse.READS:
+    if codec.follows_forward:
         return "bits", 0.0
     if codec.fixed_size or isinstance(codec, ErrorBounded):
         return "bits", bits_a_value(codec)

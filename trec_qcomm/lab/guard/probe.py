@@ -7,16 +7,14 @@ Shapes: N probe batches of a rank, of P parts each, V variants of the codecs.
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trec_qcomm.integration.session import Session
 from trec_qcomm.lab.debug.inspection import LossFunction, leaving_no_trace, summing_device
-
-if TYPE_CHECKING:
-    from trec_qcomm.integration.session import Session
 
 _STEP_BITS = 20  # calls of one probe, at most: noise is keyed by the number of the call
 
@@ -33,7 +31,7 @@ class Probe:
     """
 
     def __init__(
-        self, session: "Session", loss_fn: LossFunction, batches: Sequence[Any], parts: int
+        self, session: Session, loss_fn: LossFunction, batches: Sequence[Any], parts: int
     ) -> None:
         self._session, self._loss_fn, self.batches, self.parts = session, loss_fn, batches, parts
 

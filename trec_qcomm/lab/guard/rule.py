@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from trec_qcomm.config.matching import Patterns
 from trec_qcomm.config.section import Section
 from trec_qcomm.config.tables import DIRECTIONS, Direction, TableRule
-from trec_qcomm.core.codec import Codec, MaskUse
+from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.fields import Range, check_fields
 from trec_qcomm.lab.guard.ladders import Ladder, check_order, ladder_of
 
@@ -113,7 +113,7 @@ def _check_ladder(name: str, ladder: Sequence[Codec]) -> None:
     if not ladder:
         raise ValueError(f"{name}: expected a list of one or more codecs, got {ladder!r}")
     for n, codec in enumerate(ladder):
-        if codec.mask_use is MaskUse.READS:
+        if codec.follows_forward:
             raise ValueError(f"{name}[{n}]: {codec.name} needs the columns that forward kept")
         if name == "ladder" and codec.only_for_gradients:
             raise ValueError(f"{name}[{n}]: {codec.name} is for gradients only")

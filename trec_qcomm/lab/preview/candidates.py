@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.config import codec_from_dict, parse_yaml
-from trec_qcomm.core.codec import Codec, MaskUse, check_choice
+from trec_qcomm.core.codec import Codec, check_choice
 
 BASELINE = "float32"  # name of the rows as they are
 _BOTH: dict[str, Codec] = {BASELINE: Identity(), "bf16": Cast("bf16"), "int8": Rowwise(8)}
@@ -48,7 +48,7 @@ def candidates(
     chosen = {name: known[name] for name in known if name in {BASELINE, *names}}
     for text in more:
         codec = codec_from_dict(parse_yaml(text, name="codec"), where=f"codec {text}")
-        if codec.mask_use is MaskUse.READS:
+        if codec.follows_forward:
             raise ValueError(f"codec {text}: codes the columns that another codec kept, not rows")
         chosen[text] = codec
     return chosen

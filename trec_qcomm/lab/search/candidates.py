@@ -12,7 +12,7 @@ from typing import Any
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.config import codec_from_dict, codec_to_dict
 from trec_qcomm.config.tables import DIRECTIONS, Direction
-from trec_qcomm.core.codec import Codec, MaskUse, check_dim
+from trec_qcomm.core.codec import Codec, check_dim
 from trec_qcomm.ext.dct import Threshold, TopK
 
 Item = tuple[str, Direction]  # a table, and what is sent of it
@@ -111,7 +111,7 @@ def _codec(entry: object, direction: Direction, where: str) -> Codec:
     codec = codec_from_dict(entry, where=where) if isinstance(entry, str | Mapping) else entry
     if isinstance(codec, type) or not isinstance(codec, Codec):
         raise ValueError(f"{where}: expected a codec, got {codec!r:.60}")
-    if codec.mask_use is MaskUse.READS:
+    if codec.follows_forward:
         raise ValueError(f"{where}: {codec!r} codes columns that another codec kept, not rows")
     if direction == "forward" and isinstance(codec, Threshold):
         raise ValueError(f"{where}: {codec!r} is for gradients only")

@@ -19,7 +19,7 @@ from trec_qcomm.config import (
     parse_yaml,
     write_yaml,
 )
-from trec_qcomm.core.codec import Codec, MaskUse
+from trec_qcomm.core.codec import Codec
 from trec_qcomm.ext.planner.sizes import FixedSizes, RecordedSizes, SampledSizes, SizeCurve, Sizes
 from trec_qcomm.ext.planner.traffic import MeasuredTable
 from trec_qcomm.lab.records import Record, SegmentSizes, TableSizes, TableSizesRecord, read
@@ -128,7 +128,7 @@ def _merges(rule: TableRule, distinct_share: float) -> bool:
 
 def _is_known(codec: Codec) -> bool:
     """Return whether a codec tells its sizes without rows."""
-    return codec.fixed_size or codec.mask_use is MaskUse.READS
+    return codec.fixed_size or codec.follows_forward
 
 
 def _measured_sizes(where: str, codec: Codec, blocks: Sequence[Tensor]) -> tuple[SegmentSizes, ...]:

@@ -7,37 +7,14 @@ Shapes: G groups of n_g rows, N in all; U chosen rows, in S segments of rows of 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trec_qcomm.core.segments import VALUE_DTYPES, exclusive_cumsum
 from trec_qcomm.ops.batch.rows import cpu, cpu_16_bit, reference
-from trec_qcomm.ops.batch.rows.destinations import Destinations, RowGroups
+from trec_qcomm.ops.batch.rows.destinations import Destinations, RowGroups, Rows
 from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend, gpu_kernels
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """U chosen rows in S segments.
-
-    Args:
-        counts: [S] int64 on CPU, rows in each segment.
-        dim: [S] int64 on CPU, values of a row.
-        position: [U] int64 in the memory of the rows, where each row begins in its buffer.
-        groups: the groups that the rows were chosen from; `add` needs them on a GPU.
-    """
-
-    counts: Tensor
-    dim: Tensor
-    position: Tensor
-    groups: RowGroups | None = None
-
-    @property
-    def num_values(self) -> int:
-        """Number of values of all rows, packed."""
-        return int(self.counts.numpy() @ self.dim.numpy())
 
 
 class Choice:

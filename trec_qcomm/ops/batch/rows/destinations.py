@@ -40,6 +40,28 @@ class RowGroups:
 
 
 @dataclass(frozen=True, eq=False)
+class Rows:
+    """U chosen rows in S segments.
+
+    Args:
+        counts: [S] int64 on CPU, rows in each segment.
+        dim: [S] int64 on CPU, values of a row.
+        position: [U] int64 in the memory of the rows, where each row begins in its buffer.
+        groups: the groups that the rows were chosen from; `add` needs them on a GPU.
+    """
+
+    counts: Tensor
+    dim: Tensor
+    position: Tensor
+    groups: RowGroups | None = None
+
+    @property
+    def num_values(self) -> int:
+        """Number of values of all rows, packed."""
+        return int(self.counts.numpy() @ self.dim.numpy())
+
+
+@dataclass(frozen=True, eq=False)
 class Destinations:
     """Places in a buffer that rows are added to. No two destinations have a place in common.
 

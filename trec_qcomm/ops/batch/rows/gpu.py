@@ -8,7 +8,6 @@ place, once.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -18,12 +17,9 @@ from torch import Tensor
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.core.transfer import Download
 from trec_qcomm.ops.batch.rank_sum.gpu import plus
+from trec_qcomm.ops.batch.rows.destinations import Destinations, Rows
 from trec_qcomm.ops.device import launch, upload
 from trec_qcomm.ops.value_tiles import lists_of_tile, row_and_column, tiling
-
-if TYPE_CHECKING:
-    from trec_qcomm.ops.batch.rows import Rows
-    from trec_qcomm.ops.batch.rows.destinations import Destinations
 
 _FLAGS = 512  # rows that one program of `choose` looks at
 
@@ -51,7 +47,7 @@ def choose(
     return lambda: torch.diff(coming.wait(), dim=0)[0], position, number
 
 
-def take(values: Tensor, rows: "Rows", out: Tensor, *, vector: int) -> None:
+def take(values: Tensor, rows: Rows, out: Tensor, *, vector: int) -> None:
     """Copy the rows to `out`. vector: 4 or 1, a divisor of all positions and dims."""
     first = exclusive_cumsum(rows.counts * rows.dim)
     lists = upload(values.device, first, exclusive_cumsum(rows.counts)[:-1], rows.dim)
@@ -61,9 +57,9 @@ def take(values: Tensor, rows: "Rows", out: Tensor, *, vector: int) -> None:
 
 def add(
     packed: Tensor,
-    rows: "Rows",
+    rows: Rows,
     out: Tensor,
-    destinations: "Destinations",
+    destinations: Destinations,
     number: Tensor,
     *,
     vector: int,

@@ -1,14 +1,10 @@
 """Rows out of a buffer in plain torch: the definition."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from trec_qcomm.ops.batch.rank_sum.reference import rank_sum
-
-if TYPE_CHECKING:
-    from trec_qcomm.ops.batch.rows import Rows
+from trec_qcomm.ops.batch.rows.destinations import Rows
 
 
 def choose(
@@ -21,7 +17,7 @@ def choose(
     return counts, torch.cat([torch.empty(0, dtype=torch.int64), *parts])
 
 
-def index(rows: "Rows") -> Tensor:
+def index(rows: Rows) -> Tensor:
     """Return [num_values] int64, the place of every packed value in the buffer."""
     dims = torch.repeat_interleave(rows.dim, rows.counts)
     ends = dims.cumsum(0)
@@ -29,12 +25,12 @@ def index(rows: "Rows") -> Tensor:
     return torch.repeat_interleave(rows.position, dims) + within
 
 
-def take(values: Tensor, rows: "Rows", out: Tensor) -> None:
+def take(values: Tensor, rows: Rows, out: Tensor) -> None:
     """Copy the rows to `out`, one behind the other."""
     out.copy_(values.reshape(-1)[index(rows)].view_as(out))
 
 
-def add(packed: Tensor, rows: "Rows", out: Tensor) -> None:
+def add(packed: Tensor, rows: Rows, out: Tensor) -> None:
     """Add the packed rows to `out`, row by row, because equal positions are added in order."""
     flat, at = out.view(-1), 0
     dims = torch.repeat_interleave(rows.dim, rows.counts)

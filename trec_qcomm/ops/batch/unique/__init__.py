@@ -8,7 +8,6 @@ Exact: bags are equal if their ids and the bits of their weights are; a hash alo
 Shapes: G groups (features) of n_g bags, B bags in all; N ids; U distinct bags.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,28 +16,10 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.ops.batch.unique import cpu, cpu_order, reference
+from trec_qcomm.ops.batch.unique.reference import BagBlocks, UniqueBags
 from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend, gpu_kernels
 
 _IDS = (torch.int32, torch.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class UniqueBags:
-    """The distinct bags of every group, in order of first occurrence, or of ids (`sort_by_id`).
-
-    Args:
-        first: [U] int64, the number (among all B bags) of each distinct bag's first occurrence.
-        counts: [G] int64 on CPU, how many bags of each group are distinct; they sum to U.
-        inverse: [B] int64, for each bag the distinct bag that it equals: its number in the group.
-        num_ids: [G] int64 on CPU, how many ids the distinct bags of each group have; None unless
-            a GPU found them.
-    `first` and `inverse` are in the memory of the ids.
-    """
-
-    first: Tensor
-    counts: Tensor
-    inverse: Tensor
-    num_ids: Tensor | None = None
 
 
 def unique_bags(
@@ -181,33 +162,6 @@ def take_bags(
         cpu.positions(*arrays(starts, bags, index))
     picked = weights.index_select(0, index) if weights is not None else None
     return values.index_select(0, index), taken, picked
-
-
-@dataclass(frozen=True, eq=False)
-class BagBlocks:
-    """Places of the rows of S blocks, each the rows of one feature's (or column shard's) bags.
-
-    A block's rows lie in two buffers. Packed, there is one row for each distinct bag. In a matrix
-    with one row for each sample, block s is the columns column[s] : column[s] + dim[s].
-
-    Args:
-        start: [S] int64 on CPU, where the packed rows begin in their buffer, in values.
-        num_rows: [S] int64 on CPU, distinct bags.
-        dim: [S] int64 on CPU, values of a row.
-        column: [S] int64 on CPU, the first column in the matrix.
-        group: [S] int64 on CPU, the row of `inverse` that is about these bags.
-    """
-
-    start: Tensor
-    num_rows: Tensor
-    dim: Tensor
-    column: Tensor
-    group: Tensor
-
-    @property
-    def vectors(self) -> tuple[Tensor, ...]:
-        """All five vectors, in the order of the fields."""
-        return self.start, self.num_rows, self.dim, self.column, self.group
 
 
 def expand(

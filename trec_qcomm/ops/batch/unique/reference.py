@@ -1,14 +1,57 @@
 """Distinct bags in plain torch and dicts: the definition."""
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trec_qcomm.ops.batch.rank_sum.reference import rank_sum
 
-if TYPE_CHECKING:
-    from trec_qcomm.ops.batch.unique import BagBlocks, UniqueBags
+
+@dataclass(frozen=True, eq=False)
+class UniqueBags:
+    """The distinct bags of every group, in order of first occurrence, or of ids (`sort_by_id`).
+
+    Args:
+        first: [U] int64, the number (among all B bags) of each distinct bag's first occurrence.
+        counts: [G] int64 on CPU, how many bags of each group are distinct; they sum to U.
+        inverse: [B] int64, for each bag the distinct bag that it equals: its number in the group.
+        num_ids: [G] int64 on CPU, how many ids the distinct bags of each group have; None unless
+            a GPU found them.
+    `first` and `inverse` are in the memory of the ids.
+    """
+
+    first: Tensor
+    counts: Tensor
+    inverse: Tensor
+    num_ids: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class BagBlocks:
+    """Places of the rows of S blocks, each the rows of one feature's (or column shard's) bags.
+
+    A block's rows lie in two buffers. Packed, there is one row for each distinct bag. In a matrix
+    with one row for each sample, block s is the columns column[s] : column[s] + dim[s].
+
+    Args:
+        start: [S] int64 on CPU, where the packed rows begin in their buffer, in values.
+        num_rows: [S] int64 on CPU, distinct bags.
+        dim: [S] int64 on CPU, values of a row.
+        column: [S] int64 on CPU, the first column in the matrix.
+        group: [S] int64 on CPU, the row of `inverse` that is about these bags.
+    """
+
+    start: Tensor
+    num_rows: Tensor
+    dim: Tensor
+    column: Tensor
+    group: Tensor
+
+    @property
+    def vectors(self) -> tuple[Tensor, ...]:
+        """All five vectors, in the order of the fields."""
+        return self.start, self.num_rows, self.dim, self.column, self.group
 
 
 def unique_bags(
@@ -36,7 +79,7 @@ def unique_bags(
 
 
 def sort_by_id(
-    bags: "UniqueBags", values: Tensor, lengths: Tensor, num_bags: Tensor
+    bags: UniqueBags, values: Tensor, lengths: Tensor, num_bags: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return first and inverse of the bags in the order of their ids (ops.unique.sort_by_id)."""
     ids = [part.tolist() for part in torch.split(values, lengths.tolist())]
@@ -62,7 +105,7 @@ def positions(lengths: Tensor, bags: Tensor) -> Tensor:
     return torch.cat([torch.empty(0, dtype=torch.int64), *parts])
 
 
-def expand(rows: Tensor, blocks: "BagBlocks", inverse: Tensor, out: Tensor) -> None:
+def expand(rows: Tensor, blocks: BagBlocks, inverse: Tensor, out: Tensor) -> None:
     """Write the row of each sample's bag (ops.unique.expand)."""
     for s, (n, dim, column) in enumerate(_shapes(blocks)):
         start = int(blocks.start[s])
@@ -70,7 +113,7 @@ def expand(rows: Tensor, blocks: "BagBlocks", inverse: Tensor, out: Tensor) -> N
         out[:, column : column + dim] = packed[inverse[int(blocks.group[s])]]
 
 
-def sum_by_bag(matrix: Tensor, blocks: "BagBlocks", inverse: Tensor, out: Tensor) -> None:
+def sum_by_bag(matrix: Tensor, blocks: BagBlocks, inverse: Tensor, out: Tensor) -> None:
     """Sum the rows of the samples of each bag (ops.unique.sum_by_bag)."""
     for s, (n, dim, column) in enumerate(_shapes(blocks)):
         start = int(blocks.start[s])
@@ -80,6 +123,6 @@ def sum_by_bag(matrix: Tensor, blocks: "BagBlocks", inverse: Tensor, out: Tensor
             rank_sum(torch.stack([packed[bag], matrix[b, column : column + dim]]), packed[bag])
 
 
-def _shapes(blocks: "BagBlocks") -> list[tuple[int, int, int]]:
+def _shapes(blocks: BagBlocks) -> list[tuple[int, int, int]]:
     shapes = torch.stack([blocks.num_rows, blocks.dim, blocks.column], 1).tolist()
     return [tuple(shape) for shape in shapes]

@@ -6,8 +6,6 @@ additions, one after the other; their loads are issued _DEEP at a time.
 """
 # mypy: ignore-errors
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
@@ -15,17 +13,15 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.ops.batch.rank_sum.gpu import plus
+from trec_qcomm.ops.batch.unique.reference import BagBlocks
 from trec_qcomm.ops.device import launch, upload
 from trec_qcomm.ops.value_tiles import lists_of_tile, row_and_column, tiling, vector_of
-
-if TYPE_CHECKING:
-    from trec_qcomm.ops.batch.unique import BagBlocks
 
 _SUMS = 512  # sums that one program computes
 _DEEP = tl.constexpr(16)  # samples that it loads at once, where a bag has more than two
 
 
-def expand(rows: Tensor, blocks: "BagBlocks", inverse: Tensor, out: Tensor) -> None:
+def expand(rows: Tensor, blocks: BagBlocks, inverse: Tensor, out: Tensor) -> None:
     """Write the row of each sample's bag (ops.unique.expand)."""
     num_samples, width = out.shape
     first = exclusive_cumsum(num_samples * blocks.dim)
@@ -37,7 +33,7 @@ def expand(rows: Tensor, blocks: "BagBlocks", inverse: Tensor, out: Tensor) -> N
     )  # fmt: skip
 
 
-def sum_by_bag(matrix: Tensor, blocks: "BagBlocks", inverse: Tensor, out: Tensor) -> None:
+def sum_by_bag(matrix: Tensor, blocks: BagBlocks, inverse: Tensor, out: Tensor) -> None:
     """Sum the rows of the samples of each bag (ops.unique.sum_by_bag)."""
     num_samples, width = matrix.shape
     most = torch.zeros(len(inverse), dtype=torch.int64)
@@ -58,7 +54,7 @@ def sum_by_bag(matrix: Tensor, blocks: "BagBlocks", inverse: Tensor, out: Tensor
     )  # fmt: skip
 
 
-def _vector(blocks: "BagBlocks", width: int) -> int:
+def _vector(blocks: BagBlocks, width: int) -> int:
     return vector_of(blocks.start, blocks.dim, blocks.column, torch.tensor(width))
 
 
