@@ -111,7 +111,3 @@ def main(words: Sequence[str] | None = None) -> int:
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

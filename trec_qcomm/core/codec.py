@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, runti
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.segments import Encoded, Segments
+from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 
 
 class Contract(Enum):
@@ -182,6 +182,13 @@ def adopt(codec_type: type) -> None:
             if not name.startswith("_"):
                 setattr(codec_type, name, vars(Codec)[name])
         Codec.register(codec_type)
+
+
+def encode_alone(codec: Codec, values: Tensor, segments: Segments, **options: Any) -> Encoded:
+    """Encode rows into memory of their own, segment by segment. Args: those of Codec.encode."""
+    at = exclusive_cumsum(codec.max_nbytes(segments))
+    payload = values.new_empty(int(at[-1]), dtype=torch.uint8)
+    return codec.encode(values, segments, payload, at[:-1], **options)
 
 
 def check_dim(codec: Codec, dim: int, where: str) -> None:

@@ -20,9 +20,9 @@ from trec_qcomm.config import Config, GradientRule, HopCodecs
 from trec_qcomm.config.gradients import AlgorithmChoice
 from trec_qcomm.config.section import sections_of
 from trec_qcomm.config.tables import DIRECTIONS, Direction
-from trec_qcomm.core.codec import Codec, SummingCodec
+from trec_qcomm.core.codec import Codec, SummingCodec, encode_alone
 from trec_qcomm.core.registry import codecs_of_16_bit_rows
-from trec_qcomm.core.segments import VALUE_DTYPES, Encoded, Segments, exclusive_cumsum
+from trec_qcomm.core.segments import VALUE_DTYPES, Encoded, Segments
 from trec_qcomm.jit.once import Job, compile_once, missing
 from trec_qcomm.ops.batch import rows, unique
 from trec_qcomm.ops.batch.packed_ids import Bags
@@ -144,7 +144,7 @@ def _jobs_of(codecs: Iterable[Any], uses: Mapping[str, Callable[[Any], None]]) -
 def _use_16_bit(codec: Codec) -> None:
     values, segments = _small_rows()
     values, codec = values.half(), codec.for_values(torch.float16)
-    codec.decode(_encode(codec, values, segments), segments, torch.empty_like(values))
+    codec.decode(encode_alone(codec, values, segments), segments, torch.empty_like(values))
 
 
 def _small_rows() -> tuple[Tensor, Segments]:
@@ -156,8 +156,7 @@ def _small_rows() -> tuple[Tensor, Segments]:
 
 
 def _use_encoder(codec: Codec) -> None:
-    values, segments = _small_rows()
-    _encode(codec, values, segments)
+    encode_alone(codec, *_small_rows())
 
 
 def _use_decoder(codec: Codec) -> None:
@@ -175,13 +174,7 @@ def _by_reference(codec: Codec) -> tuple[Encoded, Segments, Tensor]:
     """Return rows that the reference wrote, so that no encoder is compiled; and memory for them."""
     values, segments = _small_rows()
     with default_backend("reference"):
-        return _encode(codec, values, segments), segments, torch.empty_like(values)
-
-
-def _encode(codec: Codec, values: Tensor, segments: Segments) -> Encoded:
-    at = exclusive_cumsum(codec.max_nbytes(segments))
-    payload = torch.zeros(int(at[-1]), dtype=torch.uint8)
-    return codec.encode(values, segments, payload, at[:-1], seed=1)
+        return encode_alone(codec, values, segments), segments, torch.empty_like(values)
 
 
 def _use_frames() -> None:

@@ -249,10 +249,8 @@ class CodedReduceScatter(_CodedDist[PooledReduceScatter]):
             received: the place of each received row in the result
             shape: the shape of the result
         """
-        pending = self.collective.start_selected(
-            local_embs, sent, received, shape, **self._options()
-        )
-        return RowsAwaitable(pending)
+        start = self.collective.start_selected
+        return RowsAwaitable(start(local_embs, sent, received, shape, **self._options()))
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,6 @@ import torch
 from trec_qcomm.integration.compat import (
     Awaitable,
     FeatureProcessedEmbeddingBagCollectionSharder,
-    ManagedCollisionCollection,
     ManagedCollisionCollectionSharder,
     ManagedCollisionEmbeddingBagCollectionSharder,
     ManagedCollisionEmbeddingCollectionSharder,
@@ -104,23 +103,12 @@ class CodedManagedCollisionCollectionSharder(ManagedCollisionCollectionSharder):
         self._session = session
 
     def shard(
-        self,
-        module: ManagedCollisionCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        embedding_shardings: list[Any],
-        device: torch.device | None = None,
-        use_index_dedup: bool = False,
+        self, *args: Any, device: torch.device | None = None, **options: Any
     ) -> CodedShardedManagedCollisionCollection:
-        """Shard as planned."""
+        """Shard as planned. Args: args, options: those of TorchRec's sharder."""
+        device = device or torch.device("cpu")
         return CodedShardedManagedCollisionCollection(
-            module,
-            params,
-            env=env,
-            device=device or torch.device("cpu"),
-            embedding_shardings=embedding_shardings,
-            use_index_dedup=use_index_dedup,
-            session=self._session,
+            *args, device=device, session=self._session, **options
         )
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from trec_qcomm.comm.frames.coding import group_seed
 from trec_qcomm.comm.frames.plan import PlacedFrames
-from trec_qcomm.core.codec import Codec, Contract
-from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
+from trec_qcomm.core.codec import Codec, Contract, encode_alone
+from trec_qcomm.core.segments import Segments
 from trec_qcomm.core.transfer import download
 
 
@@ -122,12 +122,8 @@ def code(rows: PackedRows, codec: Codec, tolerances: Tensor | None) -> tuple[Ten
     segments = rows.segments
     if codec is not rows.codec and segments.notes is not None:
         segments = replace(segments, notes=None)
-    at = exclusive_cumsum(codec.max_nbytes(segments))
-    payload = torch.empty(int(at[-1]), dtype=torch.uint8, device=rows.x.device)
-    encoded = codec.encode(
-        rows.x, segments, payload, at[:-1].clone(), seed=rows.seed, tolerances=tolerances
-    )
-    encoded = Encoded(payload, encoded.at, download(encoded.nbytes), encoded.flushed)
+    encoded = encode_alone(codec, rows.x, segments, seed=rows.seed, tolerances=tolerances)
+    encoded = replace(encoded, nbytes=download(encoded.nbytes))
     y = torch.empty_like(rows.x)
     codec.decode(encoded, segments, y)
     return y, encoded.nbytes

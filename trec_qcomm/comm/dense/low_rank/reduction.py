@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.dense.all_reduce import WHOLE, AllReduceOptions, Part, Reduction
+from trec_qcomm.comm.dense.all_reduce import AllReduceOptions, Part, Reduction
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, Site
 from trec_qcomm.comm.dense.low_rank.matrices import Matrices, MatrixShape, orthonormal_rows
@@ -94,9 +94,8 @@ class LowRankReduction(Reduction):
         parameters: Sequence[ParameterShape],
         bucket: Tensor,
         *,
-        once: bool = False,
         is_last: bool = True,
-        part: Part = WHOLE,
+        **options: Any,
     ) -> Rounds:
         """Return the rounds in which `bucket` becomes the mean over ranks; see Reduction.start.
 
@@ -104,7 +103,7 @@ class LowRankReduction(Reduction):
         """
         has_some = any(parameter.name in self.matrices.by_name for parameter in parameters)
         if not has_some:
-            return super().start(parameters, bucket, once=once, is_last=is_last, part=part)
+            return super().start(parameters, bucket, is_last=is_last, **options)
         messages = self._messages_of(parameters, bucket)
         first, second, lost = messages.buffers
         codings = self.options.codings

@@ -1,0 +1,62 @@
+"""Codecs as operators of torch, `torch.ops.trec_qcomm.encode` and `decode`. Import it to have them.
+
+So a graph of torch.compile or torch.export holds them as one node, without a break; the plain
+methods of a codec break it. They are for models that code rows by themselves: the collectives
+call codecs directly, on memory that is there already. They are not differentiable.
+
+A codec is named as in a config, by a mapping in YAML or JSON: "{codec: rowwise, bits: 4}".
+Shapes: N rows of D values, W bytes.
+"""
+
+from functools import cache
+
+import torch
+import yaml
+from torch import Tensor
+
+from trec_qcomm.config import codec_from_dict
+from trec_qcomm.core.codec import Codec, encode_alone
+from trec_qcomm.core.segments import Encoded, Segments, int64_tensor
+
+
+@cache
+def _codec(text: str) -> Codec:
+    return codec_from_dict(yaml.safe_load(text))
+
+
+@torch.library.custom_op("trec_qcomm::encode", mutates_args=())
+def encode(rows: Tensor, codec: str, seed: int = 0) -> Tensor:
+    """Return [W] uint8, the bytes of one segment that holds all rows.
+
+    Args: rows: [N, D], of a dtype that the codec takes.  seed: seed of stochastic rounding.
+    Raises: ValueError: no such codec, or rows that it does not take.
+    """
+    chosen = _codec(codec).for_values(rows.dtype)
+    chosen.check_dim(rows.shape[1])
+    segments = Segments.packed([rows.shape[0]], rows.shape[1])
+    encoded = encode_alone(chosen, rows.contiguous(), segments, seed=seed)
+    return encoded.payload[: int(encoded.nbytes)]
+
+
+@torch.library.custom_op("trec_qcomm::decode", mutates_args=())
+def decode(payload: Tensor, num_rows: int, dim: int, codec: str) -> Tensor:
+    """Return [N, D] float32, the rows of what `encode` wrote of them.
+
+    Args: payload: [W] uint8.  num_rows: N.  dim: D.
+    Raises: ValueError: no such codec.  CorruptFrameError: bytes that it does not write.
+    """
+    rows = payload.new_empty(num_rows, dim, dtype=torch.float32)
+    encoded = Encoded(payload.contiguous(), int64_tensor([0]), int64_tensor([len(payload)]))
+    _codec(codec).decode(encoded, Segments.packed([num_rows], dim), rows)
+    return rows
+
+
+@encode.register_fake
+def _(rows: Tensor, codec: str, seed: int = 0) -> Tensor:
+    num_words = torch.library.get_ctx().new_dynamic_size()
+    return rows.new_empty(8 * num_words, dtype=torch.uint8)
+
+
+@decode.register_fake
+def _(payload: Tensor, num_rows: int, dim: int, codec: str) -> Tensor:
+    return payload.new_empty(num_rows, dim, dtype=torch.float32)
