@@ -82,8 +82,7 @@ def main(arguments: Sequence[str]) -> int:
                 hosts.lose(options.loss)
                 while events.now() < 60 * options.minutes:
                     _train_until_fault(hosts, folder / "faulty", events, options)
-        last = max(step.number for step in read_steps(folder / "faulty" / "rank0.txt"))
-        _train_undisturbed(folder / "undisturbed", last, options)
+        _train_undisturbed(folder / "undisturbed", _last_step(folder / "faulty"), options)
         figures = compare(folder, events)
         records.append(options.out, _record(figures, options, preset))
         verdicts.append(verdict(preset, figures))
@@ -113,7 +112,7 @@ def _train_until_fault(hosts: Hosts, folder: Path, events: Events, options: Any)
                 due = "kill"
             elif time.monotonic() - began > 60:
                 began = time.monotonic()
-                events.add("note", step=read_steps(folder / "rank0.txt")[-1].number)
+                events.add("note", step=_last_step(folder))
         _end(ranks, folder, due, events)
     finally:
         for rank in ranks:
@@ -143,6 +142,10 @@ def _end(ranks: list[subprocess.Popen[bytes]], folder: Path, due: str, events: E
     )
     if len(events.called("failed")) > 3:
         raise SystemExit(f"long: {folder}: a training fails again and again; see its logs")
+
+
+def _last_step(folder: Path) -> int:
+    return max([step.number for step in read_steps(folder / "rank0.txt")], default=0)
 
 
 def _train_undisturbed(folder: Path, last: int, options: Any) -> None:
