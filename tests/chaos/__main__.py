@@ -3,6 +3,7 @@
 Examples:
     python -m tests.chaos --netlab PATH                all cases, about half an hour
     python -m tests.chaos --netlab PATH --hosts 2 --faults kill stop --phases training
+    python -m tests.chaos long --help              hours of training under faults of all kinds
 
 This needs root, Linux with iproute2 and nsenter, and a netlab command, which tests/chaos/network.py
 describes; for the fault "loss" that command may need nftables. Cases that are in --out already are
@@ -18,6 +19,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from tests.chaos import long
 from tests.chaos.cases import FAULTS, PHASES, all_cases
 from tests.chaos.run import Options, run_case
 from tests.chaos.verdict import one_line, problems
@@ -28,6 +30,8 @@ def main() -> int:
 
     The exit status is 0 where all is as it should be.
     """
+    if sys.argv[1:2] == ["long"]:
+        return long.main(sys.argv[2:])
     options = _parser().parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     lines = options.out.read_text().splitlines() if options.out.exists() else []

@@ -22,7 +22,7 @@ def test_the_table_is_of_a_step() -> None:
     numbers = "200.0 50.0 10.0 20.00 100.00 250.00 20.00"
     assert lines[2].split() == ["forward", *numbers.split()]
     assert lines[-1].split() == ["all", *numbers.split()]
-    assert lines[3].split() == ["backward", "0.0", "0.0", "0.0", "-", "0.00", "0.00", "0.00"]
+    assert lines[3].split() == ["backward", "0.0", "0.0", "0.0", "-", "-", "-", "-"]
     assert "in all:" in str(Stats(dense=ROWS))
 
 

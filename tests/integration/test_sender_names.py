@@ -1,5 +1,9 @@
-"""Errors in messages of ids name the sender by its global rank, whatever the group."""
+"""Packed ids in groups of ranks, and on ranks without features.
 
+An error in a message names its sender by the global rank. Ids and lengths keep their dtypes.
+"""
+
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -39,6 +43,24 @@ def sender_named(pg, place):
     with pytest.raises(CorruptFrameError) as error:
         tensors.wait()
     return error.value.rank
+
+
+def dtypes():
+    """Return the dtypes of ids and lengths that arrive, of each kind that is sent."""
+    arrived = {}
+    for sent in itertools.product((torch.int32, torch.int64), repeat=2):
+        inner = KJTAllToAll(dist.group.WORLD, [2, 0])
+        record_sent_ids(SimpleNamespace(_dist=inner), Traffic("input", ["all"]), lambda: True)
+        ids, lengths = torch.arange(12, dtype=sent[0]), torch.ones(12, dtype=sent[1])
+        batch = inner(KeyedJaggedTensor(["a", "b"], ids, lengths=lengths)).wait().wait()
+        arrived[sent] = batch.values().dtype, batch.lengths().dtype
+    return arrived
+
+
+@pytest.mark.dist
+def test_ids_and_lengths_keep_their_dtypes_on_a_rank_without_features():
+    for arrived in run_ranks(dtypes, 2):
+        assert all(sent == kept for sent, kept in arrived.items())
 
 
 @pytest.mark.dist

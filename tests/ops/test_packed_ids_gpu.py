@@ -113,10 +113,13 @@ def test_there_is_one_high_part_for_each_word(high):
 
 def test_wrong_lengths_are_a_value_error():
     ids, lengths, num_bags = torch.arange(3), torch.ones(3, dtype=torch.int64), torch.tensor([3])
+    large = torch.full((4,), 2**62)  # whose sum overflows to 0
     for bags, text in (
         (Bags(ids, lengths - 2, num_bags), "lengths: some are negative"),
         (Bags(ids[:2], lengths, num_bags), "lengths: do not sum up"),
         (Bags(ids, lengths[:2], num_bags), "lengths: do not sum up"),
+        (Bags(ids[:0], large, num_bags + 1), "lengths: some are negative, or"),
+        (Bags(ids, torch.cat([lengths, large]), num_bags + 4), "lengths: some are negative, or"),
     ):
         with pytest.raises(ValueError, match=text):
             encoded(bags, [1], states_bags=True)

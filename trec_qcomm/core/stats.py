@@ -174,5 +174,5 @@ def _cells(name: str, group: Sequence[KindStats], divisor: int) -> tuple[str, ..
         name,
         *(f"{nbytes / divisor / 1e3:.1f}" for nbytes in sizes),
         f"{raw / wire:.2f}" if wire else "-",
-        *(f"{1e3 * s / divisor:.2f}" for s in seconds),
+        *(f"{1e3 * s / divisor:.2f}" if s else "-" for s in seconds),
     )

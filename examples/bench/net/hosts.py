@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 _SUBNET, _PORT = "10.77.0", "29500"
 # Burst and queue of the bucket: at 10 Gbit/s what leaves between two ticks of the kernel, and
@@ -65,19 +66,35 @@ class Hosts:
         Raises: RuntimeError: a host that failed, or one that had not ended in time. All are then
             killed.
         """
-        running = [
-            subprocess.Popen(
-                ["ip", "netns", "exec", self._name(rank // self.ranks), *command],
-                env=os.environ | self._environment(rank),
-            )
-            for rank in range(self.count * self.ranks)
-        ]
+        running = [self.start(rank, command) for rank in range(self.count * self.ranks)]
         try:
             self._wait(running, time.monotonic() + timeout_s)
         finally:
             for process in running:
                 process.kill()
                 process.wait()
+
+    def start(self, rank: int, command: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
+        """Start the command as one rank. Args: how: more arguments of Popen."""
+        enter = ["ip", "netns", "exec", self._name(rank // self.ranks)]
+        return subprocess.Popen([*enter, *command], env=os.environ | self._environment(rank), **how)
+
+    def lose(self, percent: float) -> None:
+        """Let every host lose so many of the packets that reach it. Needs nftables."""
+        drop = f"iif eth0 numgen random mod 100000 < {round(1000 * percent)} drop"
+        chain = "{ type filter hook input priority 0; }"
+        for name in map(self._name, range(self.count)):
+            nft = ("ip", "netns", "exec", name, "nft")
+            _run(*nft, "add table inet lossy")
+            _run(*nft, f"add chain inet lossy input {chain}")
+            _run(*nft, f"add rule inet lossy input {drop}")
+
+    def cut(self, seconds: float) -> None:
+        """Take the whole network down for some seconds, and return when it is up again."""
+        bridge = ("-n", f"{self._tag}s", "link", "set", "br0")
+        _ip(*bridge, "down")
+        time.sleep(seconds)
+        _ip(*bridge, "up")
 
     def _wait(self, running: Sequence[subprocess.Popen[bytes]], deadline: float) -> None:
         failed: list[int] = []

@@ -101,6 +101,20 @@ def test_a_loop_of_ones_own_runs_on_played_ranks(real):
         assert ours[0] == theirs[0]
 
 
+def test_counters_of_played_ranks_have_bytes_and_no_seconds():
+    def counted():
+        qcomm = trec_qcomm.QComm.from_dict(CONFIG)
+        model = make_model(True)
+        train(DistributedModelParallel(module=model, **qcomm.dmp_arguments()), NUM_STEPS)
+        return str(qcomm.stats())
+
+    for text in trec_qcomm.played_ranks(2).run(counted):
+        for line in text.splitlines()[2:]:
+            raw, *_, encode, wire, decode = line.split()[1:]
+            assert float(raw) > 0
+            assert [encode, wire, decode] == ["-"] * 3
+
+
 def test_a_function_makes_the_model_on_every_rank():
     made = []
 

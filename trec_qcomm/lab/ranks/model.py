@@ -11,15 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trec_qcomm.comm import exchange, peers, sizes, transport
+from trec_qcomm.comm.frames import coding
 from trec_qcomm.config import Config, read_config
+from trec_qcomm.ext.replicas import messages, whole
 from trec_qcomm.integration.compat import DistributedModelParallel
-from trec_qcomm.integration.compat.private import (
-    has_optimizer_in_backward,
-    variables_of_ranks,
-)
+from trec_qcomm.integration.compat.private import has_optimizer_in_backward, variables_of_ranks
 from trec_qcomm.lab.ranks.plans import Plan, Sharders, make_plan, shardable_modules
 from trec_qcomm.lab.ranks.ranks import PlayedRanks
 from trec_qcomm.qcomm import QComm
+
+_TIMED = (coding, exchange, messages, peers, sizes, transport, whole)  # what reads a clock
 
 
 def played_ranks(ranks: int = 4, *, ranks_per_node: int | None = None) -> PlayedRanks:
@@ -27,12 +29,16 @@ def played_ranks(ranks: int = 4, *, ranks_per_node: int | None = None) -> Played
 
         losses = trec_qcomm.played_ranks(4).run(train)  # what train() returns on each rank
 
+    Their counters have no seconds: while a rank waits, the others compute.
+
     Args:
         ranks: number of ranks.
         ranks_per_node: ranks of each emulated node, for two-level shardings; None: all.
     Raises: ValueError: a number below 1, or nodes that differ in size.
     """
-    return PlayedRanks(ranks, ranks_per_node=ranks_per_node, attributes=variables_of_ranks())
+    clocks = {(module, "perf_counter"): float for module in _TIMED}  # float() is always 0
+    attributes = variables_of_ranks() | clocks
+    return PlayedRanks(ranks, ranks_per_node=ranks_per_node, attributes=attributes)
 
 
 def emulate(
@@ -102,9 +108,7 @@ class Emulated:
             load_tables(dmp, tables)
             return dmp, qcomm
 
-        made = self._ranks.run(shard)
-        self.models = [dmp for dmp, _ in made]
-        self.qcomms = [qcomm for _, qcomm in made]
+        self.models, self.qcomms = map(list, zip(*self._ranks.run(shard), strict=True))
 
     def run(self, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
         """Call `function(model, *arguments)` on every rank; return what it returns, by rank.

@@ -71,10 +71,9 @@ class PlayedRanks:
             )
             for rank in range(num_ranks)
         ]
-        caller = _Process(
-            dict.fromkeys(places[0].attributes), dict.fromkeys(places[0].environment), rng
+        places.append(  # the caller's
+            _Process(dict.fromkeys(places[0].attributes), dict.fromkeys(places[0].environment), rng)
         )
-        places.append(caller)
 
         def on_pass(giver: int, taker: int) -> None:
             places[giver].save()

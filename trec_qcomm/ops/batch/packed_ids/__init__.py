@@ -272,7 +272,7 @@ def _check_places(begins: Any, ends: Any, nbytes: int) -> None:
 
 
 def _wrong_lengths(segment: int, negative: bool) -> str:
-    what = "some are negative" if negative else "do not sum up to the ids"
+    what = "some are negative, or more than all ids" if negative else "do not sum up to the ids"
     return f"lengths: {what}, at segment {segment}"
 
 

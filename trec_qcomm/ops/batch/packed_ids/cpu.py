@@ -93,7 +93,7 @@ def _plan_lengths(lengths, plan):
     if low < 0:
         return 0, 0
     bits = bit_length(np.uint64(high - low))
-    plan.bags, plan.ids, plan.runs = n, total, num_runs
+    plan.bags, plan.ids, plan.runs = n, max(total, high), num_runs  # a sum may have overflowed
     head = _varint_nbytes(np.uint64(low)) + _varint_nbytes(np.uint64(total))
     stream = (bits * n + 7) // 8
     if num_runs <= MAX_RUNS:

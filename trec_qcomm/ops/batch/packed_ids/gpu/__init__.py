@@ -39,7 +39,7 @@ def encode(
     """Encode the bags of P messages; arguments: `packed_ids.encode`.
 
     Returns: the payload on the device; [P] sizes and [S] numbers of ids on CPU; whether a length
-        is negative; and the sum of all lengths.
+        is negative or above N; and the sum of all lengths.
     """
     device, per_message, num_segments = ids.device, int64_tensor(counts), len(num_bags)
     message_of = torch.repeat_interleave(torch.arange(len(counts)), per_message)
@@ -53,22 +53,19 @@ def encode(
     sizes, head_at = torch.empty(3 * num_segments, dtype=torch.int64, device=device).split(
         [2 * num_segments, num_segments]
     )
-    nbytes, wrong = torch.zeros(2, len(counts) + 1, dtype=torch.int64, device=device)
-    nbytes = nbytes[: len(counts)]
-    states = {"STATES_BAGS": states_bags}
+    zeros = torch.zeros(len(counts) + 1, dtype=torch.int64, device=device)
+    nbytes, wrong = zeros[:-1], zeros[-1:]
     launch(
-        plan, num_segments, *bags, plans, runs, sizes, num_segments, len(ids), **states,
-        BLOCK=_BLOCK,
+        plan, num_segments, *bags, plans, runs, sizes, num_segments, len(ids), BLOCK=_BLOCK,
+        STATES_BAGS=states_bags,
     )  # fmt: skip
     launch(
         lay_out, len(counts), plans, sizes, first_segment, nbytes, head_at, wrong, num_segments,
         room, alignment, BLOCK=_SEGMENTS,
     )  # fmt: skip
     num_ids = plans[:, columns.IDS.value]
-    host = download(torch.cat([nbytes, num_ids, wrong[:1], ends[-1:]]))
-    on_host, ids_on_host, rest = host.split(
-        [len(counts), num_segments, len(host) - len(counts) - num_segments]
-    )
+    host = download(torch.cat([nbytes, num_ids, wrong, ends[-1:]]))
+    on_host, ids_on_host, rest = host.tensor_split([len(counts), len(counts) + num_segments])
     total = int(rest[1]) if len(rest) > 1 else 0
     if int(rest[0]) or total != len(ids):
         return ids.new_empty(0, dtype=torch.uint8), on_host, ids_on_host, bool(rest[0]), total
@@ -79,7 +76,7 @@ def encode(
     )  # fmt: skip
     launch(
         write, num_segments, *bags, plans, runs, ones, head_at, message_of, nbytes.cumsum(0),
-        nbytes, payload, len(ids), **states, BLOCK=_BLOCK,
+        nbytes, payload, len(ids), BLOCK=_BLOCK, STATES_BAGS=states_bags,
     )  # fmt: skip
     return payload, on_host, ids_on_host, False, total
 

@@ -148,7 +148,7 @@ def plan(
         plans: [S, NUM_COLUMNS] int64, written; RUNS is the number of runs.
         runs: [S, 2 MAX_RUNS] int64, written: length and number of bags of each.
         sizes: [2, S] int64, written: bytes of heads, and of streams. The head of a segment with a
-            negative length has -1.
+            length that is negative, or above the number of all ids, has -1.
     """
     s = tl.program_id(0).to(tl.int64)
     bag = tl.load(first_bag + s)
@@ -179,7 +179,7 @@ def plan(
         stream += nbytes
         head += 2 + varint_nbytes(zigzag(base))
         head += tl.where((kind & UNARY) > 0, varint_nbytes(unary_nbytes), 0)
-    tl.store(sizes + s, tl.where(low < 0, -1, head))
+    tl.store(sizes + s, tl.where((low < 0) | (high > num_ids), -1, head))
     tl.store(sizes + num_segments + s, stream)
 
 
@@ -193,7 +193,7 @@ def lay_out(
     Args:
         first_segment: [P + 1].  nbytes: [P] int64, written, `room` included.
         plans: AT is written, from the message's begin.  head_at: [S] int64, likewise.
-        wrong: [1] int64, 1 where a length is negative.
+        wrong: [1] int64, 1 where a length is out of range.
     """
     p = tl.program_id(0)
     begin, end = tl.load(first_segment + p), tl.load(first_segment + p + 1)
