@@ -4,7 +4,6 @@ from math import log
 
 from examples import emulate
 
-
 COARSE = {
     "embedding": [
         {
