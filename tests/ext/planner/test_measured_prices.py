@@ -127,7 +127,7 @@ def test_what_was_not_measured_is_named() -> None:
         configuration="mine", config=other.config, num_ranks=2, num_steps=1,
         tables={"u": other.tables["t"]},
     )  # fmt: skip
-    with pytest.raises(ValueError, match=r"measured: nothing of table 't'; there is: u"):
+    with pytest.raises(ValueError, match=r"measured: nothing of table 't'; there is: u; a DATA_PA"):
         price(renamed)
     with pytest.raises(ValueError, match="pipeline: only with measured"):
         qcomm.estimator(where, throughput=FREE, pipeline=True)

@@ -1,12 +1,16 @@
 """Codecs that change while two ranks train: by hand, by a guard, after a checkpoint."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests.lab.guard import programs as trainings
 from tests.lab.guard.programs import CHANGES, TABLES, run
 from tests.rank_programs import results_of, run_programs
-from trec_qcomm import Identity
+from trec_qcomm import Identity, QComm
 from trec_qcomm.lab import records
+from trec_qcomm.lab.guard.extension import guarding_of
+from trec_qcomm.lab.guard.rule import GuardRule
 
 PROGRAMS = ("changed", "episode", "resumed", "pipelined", "signals", "bad_input")
 FINER, EXACT = repr(trainings.FINER), repr(Identity())
@@ -115,7 +119,6 @@ MESSAGES = {
     "function": "guard: loss_fn: None is not a function",
     "shape": r"guard: loss_fn: returned \[2\], expected one number",
     "without": r"16 steps without guard.step\(\); call guard = qcomm.guard\(loss_fn, ",
-    "forgotten": r"16 steps without guard.step\(\); call guard.step\(\) after each optimizer step",
     "second": "guard: this QComm has a guard already",
     "table": "no collective sends table dp",
     "masks": "table 'cw': backward: forward_mask sends the columns that forward kept",
@@ -130,3 +133,12 @@ def test_bad_input_is_named(programs, name):
     for rank in results_of(programs["bad_input"]):
         with pytest.raises(ValueError, match=MESSAGES[name]):
             raise ValueError(rank[name])
+
+
+def test_many_micro_batches_are_a_step_and_a_guard_that_is_forgotten_is_told_once(caplog):
+    session = QComm(trainings.config_of(trainings.Rowwise(8), guard=GuardRule(every=2))).session
+    guarding_of(session).guard = SimpleNamespace()
+    for step in range(3000):
+        session.check_step(step)
+    text = "1000 steps without guard.step(); call guard.step() after each optimizer step"
+    assert [record.message.count(text) for record in caplog.records] == [1]

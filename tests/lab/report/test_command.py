@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 import trec_qcomm
+from tests.lab.records.test_json_lines import EVERY_KIND
 from tests.lab.report import sample_records
-from trec_qcomm.lab.records import ProgressRecord, TrainingRecord, append
+from tests.lab.search import planted
+from tests.lab.search.test_search import CANDIDATES
+from trec_qcomm.lab.records import ProgressRecord, Record, TrainingRecord, append, read_all
 from trec_qcomm.lab.report.command import main
 
 ROOT = Path(__file__).parents[3]
@@ -88,6 +91,25 @@ def test_every_kind_of_record_becomes_a_figure_in_page_and_png(tmp_path):
         "network|4|abc1234|torch 2.13.0|cpu x86_64",
     ):
         assert f"|{row}|" in cells
+
+
+def test_a_folder_of_every_kind_that_is_written_and_of_a_search_is_drawn(tmp_path):
+    """Each stage of a search is a study of its own, so the plan's line has its own verdict."""
+    result = trec_qcomm.search(
+        lambda *case: {"logloss": planted.train(*case).metrics["loss"]}, budget=0.02, use=1.0,
+        candidates=CANDIDATES, path=tmp_path / "search", metrics=["logloss"], show_progress=False,
+    )  # fmt: skip
+    append(tmp_path / "every.jsonl", *EVERY_KIND)
+    append(tmp_path / "more.jsonl", *sample_records.everything())
+    written = {kind for kind, t in Record.kinds.items() if t.__module__.startswith("trec_qcomm.")}
+    assert {record.kind for record in read_all([tmp_path])} == written
+    assert main([str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
+    page = Elements((tmp_path / "page.html").read_text())
+    # Bytes are joined from one setup, here one whose study has no baseline.
+    assert set(page.sections) >= {*KEYS} - {"rate-distortion"}
+    (verdict,) = result.plan.verified.values()
+    cells = "|".join(page.cells)
+    assert re.search(rf"\|plan-[0-9a-f]+\|{verdict.n}\|[^a-zA-Z]*\|PASS\|–\|", cells)
 
 
 def test_the_page_asks_for_nothing_and_escapes_what_it_shows(tmp_path):

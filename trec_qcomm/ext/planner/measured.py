@@ -93,8 +93,10 @@ class MeasuredPrices:
         Raises: ValueError: nothing was, or with another batch size, or it is not pooled.
         """
         if so.name not in self._tables:
-            known = ", ".join(self._tables)
-            raise ValueError(f"measured: nothing of table {so.name!r}; there is: {known}")
+            raise ValueError(
+                f"measured: nothing of table {so.name!r}; there is: {', '.join(self._tables)}; a "
+                "DATA_PARALLEL table sends no rows: capture with a plan that has it table-wise"
+            )
         if not so.is_pooled:
             raise ValueError(f"measured: table {so.name!r} is not pooled; only pooled ones can be")
         table = self._tables[so.name]

@@ -6,6 +6,7 @@ Knows: sessions, ladders. Does not know: decisions, losses.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from trec_qcomm.lab.guard.signals import SignalSums
 from trec_qcomm.lab.records import Scalar
 from trec_qcomm.qcomm import QComm
 
-MOST_MICRO_BATCHES = 16  # whose gradients may be accumulated for one step of a guard
+_log = logging.getLogger("trec_qcomm.guard")
+MOST_STEPS_WITHOUT = 16  # before the guard is made
+MOST_MICRO_BATCHES = 1000  # more than any loop accumulates for one optimizer step
 
 
 class GuardExtension(Extension):
@@ -43,6 +46,7 @@ class GuardExtension(Extension):
         self.loaded = ""
         # Steps that the guard has counted, or need not count; None: all before the next one.
         self._guarded_step: int | None = 0
+        self._is_told = False
         session.state["guard"] = self
 
     def note_guarded_step(self) -> None:
@@ -86,12 +90,13 @@ class GuardExtension(Extension):
         if self._guarded_step is None:
             self._guarded_step = step
         num_steps = step - self._guarded_step
-        if num_steps >= max(self._rule.every, MOST_MICRO_BATCHES):
-            made = "guard = qcomm.guard(loss_fn, probe_batches) and " if self.guard is None else ""
-            raise ValueError(
-                f"{self._session.config.source}: guard: {num_steps} steps without guard.step(); "
-                f"call {made}guard.step() after each optimizer step, or leave out guard"
-            )
+        told = f"{self._session.config.source}: guard: {num_steps} steps without guard.step(); call"
+        then = "guard.step() after each optimizer step, or leave out guard"
+        if self.guard is None and num_steps >= max(self._rule.every, MOST_STEPS_WITHOUT):
+            raise ValueError(f"{told} guard = qcomm.guard(loss_fn, probe_batches) and {then}")
+        if self.guard is not None and num_steps >= MOST_MICRO_BATCHES and not self._is_told:
+            _log.warning("%s %s", told, then)
+            self._is_told = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return "guard", the guard's state as text, equal on all ranks, and "num_steps".

@@ -101,8 +101,7 @@ class Guard:
     def _codecs(self, keys: Iterable[Key]) -> dict[str, dict[Direction, Codec]]:
         codecs: dict[str, dict[Direction, Codec]] = {}
         for table, direction in keys:
-            codec = self._policy.tables[table, direction].codec
-            codecs.setdefault(table, {})[direction] = codec
+            codecs.setdefault(table, {})[direction] = self._policy.tables[table, direction].codec
         return codecs
 
     def step(self) -> tuple[GuardRecord, ...]:
@@ -115,8 +114,7 @@ class Guard:
         """
         self._num_steps += 1
         self._extension.note_guarded_step()
-        is_due = self._num_steps % self._every == 0
-        events = self._read() if is_due else []
+        events = self._read() if self._num_steps % self._every == 0 else []
         self._arm()
         return tuple(events)
 
@@ -161,8 +159,7 @@ class Guard:
             return
         for record in made:
             if isinstance(record, GuardRecord):
-                level = _LEVELS.get(record.event, logging.WARNING)
-                _log.log(level, "%s", record.message)
+                _log.log(_LEVELS.get(record.event, logging.WARNING), "%s", record.message)
         stamped = [replace(record, time=time()) for record in made]
         self._records.extend(stamped)
         if self._file is not None and stamped:
@@ -220,8 +217,7 @@ def _percent(loss: float, other: float, base: float) -> float:
         return inf if isfinite(other) else 0.0
     if not isfinite(other):
         return -inf
-    difference = loss - other
-    return 100 * difference / abs(base) if base else (inf if difference > 0 else 0.0)
+    return 100 * (loss - other) / abs(base) if base else (inf if loss > other else 0.0)
 
 
 def _ladders(config: Config, rule: GuardRule, tables: Sequence[str]) -> dict[Key, Ladder]:

@@ -2,7 +2,7 @@
 
 Any training can write one; `python -m trec_qcomm report runs/mine.jsonl` draws what it finds:
 
-    from trec_qcomm import records
+    from trec_qcomm.lab import records
 
     record = records.TrainingRecord.from_qcomm(
         qcomm, name="int4", losses=losses, metrics={"ne": ne}

@@ -111,16 +111,15 @@ def sequential_gate(
         looks: planned numbers of seeds, see `looks_of`.
     """
     num_seeds = min(len(values) for values in changes.values())
-    for look in looks:
-        if look > num_seeds:
-            break
+    reached = [look for look in looks if look <= num_seeds]
+    for look in reached:
         seen = {name: values[:look] for name, values in changes.items()}
         text = _look(seen, limits, looks)
         if text != OPEN:
             return Verdict(text, look, _changes(seen, looks))
     text = f"{OPEN} ({num_seeds} of at most {looks[-1]} seeds)"
-    at = max((look for look in looks if look <= num_seeds), default=0)
-    there = {name: values[: at or num_seeds] for name, values in changes.items()}
+    at = max(reached, default=num_seeds)
+    there = {name: values[:at] for name, values in changes.items()}
     return Verdict(text, num_seeds, _changes(there, looks))
 
 

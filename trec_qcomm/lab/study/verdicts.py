@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import isfinite
 from typing import Literal
 
@@ -88,17 +89,15 @@ def judge(
         return None
     order = sorted(_trained(base)) if seeds is None else seeds
     if rules.looks:
-        there = [seed in pairs for seed in order]
-        order = order[: there.index(False)] if False in there else order
-        order = order[: rules.looks[-1]]
+        order = list(takewhile(pairs.__contains__, order))[: rules.looks[-1]]
     changes = {
         name: [_change(name, seed, *pairs[seed], limit) for seed in order if seed in pairs]
         for name, limit in limits.items()
     }
-    if rules.looks:
-        return sequential_gate(changes, limits, rules.looks)
     if not all(changes.values()):
         return None
+    if rules.looks:
+        return sequential_gate(changes, limits, rules.looks)
     summed = {name: Change.from_percents(values) for name, values in changes.items()}
     return Verdict(gate(summed, limits), max(change.n for change in summed.values()), summed)
 

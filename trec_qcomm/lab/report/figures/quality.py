@@ -1,14 +1,16 @@
 """Quality of a study: what each configuration costs a model, and that over the bytes it sends.
 
-A study is the records of paired trainings of one setup and number of ranks. Its quality is joined
-with the bytes of runs whose config means the same, whatever its name. Where the two setups differ,
-the axes say both.
+A study is the records of paired trainings of one setup and number of ranks; one that may stop
+early is a file, as its seeds have an order. So the stages of a search are studies of their own.
+Quality is joined with the bytes of runs whose config means the same, whatever its name. Where the
+two setups differ, the axes say both.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from trec_qcomm.lab.records import Limits, Record, Scalar, StudyRecord
@@ -40,7 +42,12 @@ Measure = tuple[Mode, str, Limits]  # a metric that counts, of trainings or of e
 def studies_of(records: Iterable[Record]) -> list[list[StudyRecord]]:
     """Return the records of each study."""
     every = (record for record in records if isinstance(record, StudyRecord))
-    return list(grouped(every, lambda record: (record.num_ranks, record.setup_key)).values())
+    return list(grouped(every, lambda r: (r.num_ranks, r.setup_key, _stage(r))).values())
+
+
+def _stage(record: StudyRecord) -> str:
+    """Return the file of a study that may stop early; of all others nothing."""
+    return record.origin.file if record.looks and record.origin else ""
 
 
 def study_title(num_ranks: int, setup: Mapping[str, Scalar]) -> str:
@@ -51,6 +58,11 @@ def study_title(num_ranks: int, setup: Mapping[str, Scalar]) -> str:
     for name, text in (("embedding_dim", "dim"), ("dense_optimizer", "dense layers by")):
         parts += [f"{text} {setup[name]}"] if name in setup else []
     return ", ".join(parts)
+
+
+def _title(study: Sequence[StudyRecord]) -> str:
+    stage = Path(_stage(study[0])).stem
+    return study_title(study[0].num_ranks, study[0].setup) + f", {stage}" * bool(stage)
 
 
 def by_config(records: Sequence[StudyRecord]) -> dict[str, list[StudyRecord]]:
@@ -84,8 +96,7 @@ def intervals(records: Sequence[Record]) -> list[Figure]:
         rules = Rules.from_record(study[-1])
         if lines := lines_of(by_config(study), rules):
             key = numbered("quality", len(figures) + 1)
-            title = study_title(study[0].num_ranks, study[0].setup)
-            figures.append(interval_figure(key, title, lines, rules))
+            figures.append(interval_figure(key, _title(study), lines, rules))
     return figures
 
 
@@ -154,8 +165,7 @@ def _draw_intervals(canvas: Any, lines: Lines, measures: Sequence[Measure]) -> N
             fill = color if name != NULL and verdicts[measure[0]].text == PASS else "white"
             axes.plot([change.mean], [place], "o", color=color, markerfacecolor=fill, markersize=5)
         style.signed_log(axes, "x", _LINEAR)
-    seeds = [next(iter(verdicts.values())).num_seeds for verdicts in lines.values()]
-    names = [f"{short(name, 34)} ({n})" for name, n in zip(lines, seeds, strict=True)]
+    names = [f"{short(n, 34)} ({next(iter(v.values())).num_seeds})" for n, v in lines.items()]
     panels[0].set_yticks(range(len(lines)), names)
     panels[0].set_ylim(len(lines), -1)
     canvas.supxlabel("change [%]; dotted: the limit of the one-sided upper limit", fontsize=9.5)
@@ -190,8 +200,7 @@ class Panel:
 def rate_distortion(records: Sequence[Record], runs: Sequence[Run], looks: Looks) -> Figure | None:
     """Return one figure with a panel for each study whose configurations have known bytes."""
     source = _bytes_source(records, runs)
-    panels = [_study_panel(study, source) for study in studies_of(records)]
-    shown = [panel for panel in panels if panel is not None]
+    shown = list(filter(None, (_study_panel(study, source) for study in studies_of(records))))
     drawn = [p for p in shown if any(x.nbytes for x in p.points if x.name != BASELINE)]
     if not drawn:
         return None
@@ -248,9 +257,8 @@ def _study_panel(study: Sequence[StudyRecord], source: Sequence[Run]) -> Panel |
                 run = by_configuration(source)[baseline][0]
             nbytes, configuration = (run.sent_nbytes, run.configuration) if run else (None, None)
             points.append(Point(name, configuration, nbytes, verdict.changes["logloss"]))
-    setup = study[0].setup
-    title = f"Study: {study_title(study[0].num_ranks, setup)}, paired seeds"
-    return Panel(title, points, (_at(source[0].record.setup if source else {}), _at(setup)))
+    at = _at(source[0].record.setup if source else {}), _at(study[0].setup)
+    return Panel(f"Study: {_title(study)}, paired seeds", points, at)
 
 
 def _at(setup: Mapping[str, Scalar]) -> str:
@@ -280,9 +288,8 @@ def _draw_panels(canvas: Any, panels: Sequence[Panel], looks: Looks) -> None:
                 )  # fmt: skip
         axes.set_xscale("log")
         style.plain_ticks(axes.xaxis)
-        bytes_at, quality_at = panel.at
-        axes.set_xlabel(", ".join(filter(None, ("sent by a host in a step [MB]", bytes_at))))
+        axes.set_xlabel(", ".join(filter(None, ("sent by a host in a step [MB]", panel.at[0]))))
         change = f"NE change against {BASELINE} [%]"
-        axes.set_ylabel("\n".join(filter(None, (change, quality_at))))
+        axes.set_ylabel("\n".join(filter(None, (change, panel.at[1]))))
         axes.margins(x=0.12, y=0.15)
         style.legend_beside(axes)
