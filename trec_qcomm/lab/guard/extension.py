@@ -44,14 +44,8 @@ class GuardExtension(Extension):
         self.signals = SignalSums(rule)
         self.guard: Guard | None = None
         self.loaded = ""
-        # Steps that the guard has counted, or need not count; None: all before the next one.
-        self._guarded_step: int | None = 0
         self._is_told = False
         session.state["guard"] = self
-
-    def note_guarded_step(self) -> None:
-        """Remember that the guard has counted all steps so far."""
-        self._guarded_step = max((c.step for c in self._session.collectives), default=0)
 
     def check_tables(
         self, tables: Iterable[str], dtype: torch.dtype, device: torch.device | None = None
@@ -87,9 +81,9 @@ class GuardExtension(Extension):
             collective.add_observer(self.signals)
 
     def check_step(self, step: int) -> None:
-        if self._guarded_step is None:
-            self._guarded_step = step
-        num_steps = step - self._guarded_step
+        if self.signals.guarded_step is None:
+            self.signals.guarded_step = step
+        num_steps = step - self.signals.guarded_step
         told = f"{self._session.config.source}: guard: {num_steps} steps without guard.step(); call"
         then = "guard.step() after each optimizer step, or leave out guard"
         if self.guard is None and num_steps >= max(self._rule.every, MOST_STEPS_WITHOUT):
@@ -105,13 +99,13 @@ class GuardExtension(Extension):
         without any tensor.
         """
         text = self.loaded if self.guard is None else self.guard.state_text()
-        return {"guard": text, "num_steps": torch.tensor(self._guarded_step or 0)}
+        return {"guard": text, "num_steps": torch.tensor(self.signals.guarded_step or 0)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; {}: begin anew."""
         self.loaded = str(state.get("guard", ""))
         self.signals.reset()
-        self._guarded_step = None
+        self.signals.guarded_step = None
         changes = codecs_of_state(self.loaded, self._session.config)
         self._session.collectives.load_codecs(changes)
         if self.guard is not None and self.loaded:
@@ -159,8 +153,13 @@ def guard(
     """
     extension = guarding_of(qcomm.session)
     options: dict[str, Any] = {"parts": parts, "file": file, "setup": setup, "run": run}
-    extension.guard = Guard(qcomm.session, extension, loss_fn, probe_batches, **options)
-    return extension.guard
+    if extension.guard is not None:
+        raise ValueError("guard: this QComm has a guard already")
+    made = Guard(qcomm.session, extension.signals, loss_fn, probe_batches, **options)
+    if extension.loaded:
+        made.load(extension.loaded)
+    extension.guard = made
+    return made
 
 
 def guarding_of(session: Session) -> GuardExtension:

@@ -16,7 +16,7 @@ from functools import partial
 from math import inf, isfinite, nan
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
@@ -25,6 +25,7 @@ from trec_qcomm.config.tables import Direction
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.core.errors import GuardError
 from trec_qcomm.integration.agreement import check_equal
+from trec_qcomm.integration.session import Session
 from trec_qcomm.lab import records
 from trec_qcomm.lab.debug.inspection import LossFunction
 from trec_qcomm.lab.debug.rule import check_patterns
@@ -33,13 +34,9 @@ from trec_qcomm.lab.guard.messages import is_move
 from trec_qcomm.lab.guard.policy import GuardPolicy
 from trec_qcomm.lab.guard.probe import Probe, gathered
 from trec_qcomm.lab.guard.rule import GuardRule
-from trec_qcomm.lab.guard.signals import signals_of
+from trec_qcomm.lab.guard.signals import SignalSums, signals_of
 from trec_qcomm.lab.guard.tables import Key
 from trec_qcomm.lab.records import GuardRecord, Record, Scalar
-
-if TYPE_CHECKING:
-    from trec_qcomm.integration.session import Session
-    from trec_qcomm.lab.guard.extension import GuardExtension
 
 _log = logging.getLogger("trec_qcomm.guard")
 KEPT_RECORDS = 10_000
@@ -51,8 +48,8 @@ class Guard:
 
     def __init__(
         self,
-        session: "Session",
-        extension: "GuardExtension",
+        session: Session,
+        signals: SignalSums,
         loss_fn: LossFunction,
         probe_batches: Sequence[Any],
         *,
@@ -63,19 +60,17 @@ class Guard:
     ) -> None:
         """Prepare. Collective. The arguments are those of QComm.guard.
 
-        Args: session: the session.  extension: what the config's `guard` has added to it.
-        Raises: ValueError: a second guard, a model that is not sharded, a pattern without a table,
-            `parts` that is none, or too few probe batches, or numbers of these that differ by rank.
+        Args: session: the session.  signals: what is summed up of its values.
+        Raises: ValueError: a model that is not sharded, a pattern without a table, `parts` that is
+            none, or too few probe batches, or numbers of these that differ by rank.
         """
         config, rule = session.config, session.config.guard
         assert isinstance(rule, GuardRule)
-        if extension.guard is not None:
-            raise ValueError("guard: this QComm has a guard already")
         if not callable(loss_fn):
             raise ValueError(f"guard: loss_fn: {loss_fn!r} is not a function")
         batches = list(probe_batches)
         _check_batches(batches, parts)
-        self._session, self._extension, self._every = session, extension, rule.every
+        self._session, self._signals, self._every = session, signals, rule.every
         about = {"configuration": config.source, "seed": config.seed}
         ladders = _ladders(config, rule, session.collectives.tables())
         self._policy = GuardPolicy(rule, ladders, about | {"setup": dict(setup or {}), "run": run})
@@ -85,8 +80,6 @@ class Guard:
         self._num_steps = 0
         self._sent = 0.0, 0
         self._arm()
-        if extension.loaded:
-            self.load(extension.loaded)
 
     @property
     def records(self) -> list[Record]:
@@ -113,18 +106,18 @@ class Guard:
             ValueError: ranks that are not in step, or a loss that is not one number.
         """
         self._num_steps += 1
-        self._extension.note_guarded_step()
+        self._signals.guarded_step = max((c.step for c in self._session.collectives), default=0)
         events = self._read() if self._num_steps % self._every == 0 else []
         self._arm()
         return tuple(events)
 
     def _arm(self) -> None:
-        self._extension.signals.is_armed = (self._num_steps + 1) % self._every == 0
+        self._signals.is_armed = (self._num_steps + 1) % self._every == 0
 
     def _read(self) -> list[GuardRecord]:
         """Probe, decide, and change codecs."""
         keys = list(self._policy.tables)
-        sums = self._extension.signals.take(keys)
+        sums = self._signals.take(keys)
         losses = self._probe.on_and_off(self._num_steps)
         losses, sums = gathered(losses, sums, self._agreed())
         on, off = losses.tolist()

@@ -30,12 +30,16 @@ class SignalSums(Observer):
     """Sums over the values of guarded tables on this rank; see the module.
 
     Args: rule: settings of the guard.
-    Attributes: is_armed: whether the next training step is looked at.
+    Attributes:
+        is_armed: whether the next training step is looked at.
+        guarded_step: steps that the guard has counted, or need not count; None: all before the
+            next one.
     """
 
     def __init__(self, rule: GuardRule) -> None:
         self._rule = rule
         self.is_armed = False
+        self.guarded_step: int | None = 0
         self._tallies: dict[Key, Tally] = {}
         self._nbytes: Counter[Key] = Counter()
 
