@@ -47,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(configs: Sequence[Config], *, ids: torch.dtype, rows_dtype: torch.dtype) -> str:
+def run(configs: Sequence[Config], ids: torch.dtype, rows_dtype: torch.dtype) -> str:
     """Compile what the configs use, a job a core at a time; return the last line."""
     started, folder = time.monotonic(), cache.folder()
     if folder is None:
@@ -106,8 +106,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     try:
         configs = [read_config(name) for name in arguments.configs]
-        dtypes = {"ids": _DTYPES[arguments.ids], "rows_dtype": _ROW_DTYPES[arguments.rows]}
-        print(run(configs, **dtypes))
+        print(run(configs, _DTYPES[arguments.ids], _ROW_DTYPES[arguments.rows]))
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     return 0

@@ -145,9 +145,12 @@ class GradientRule(AllReduceRule):
     def fields_of_keys(cls, data: Mapping[str, Any]) -> Mapping[str, str]:
         """Return {key: field} of a mapping: `cross` is `codec`, under its name beside `intra`.
 
-        Raises: ValueError: `cross` without `algorithm: hierarchical`, or beside `codec`.
+        Raises: ValueError: `cross` without `algorithm: hierarchical`, or beside `codec`; or
+            neither of them with it.
         """
         if "cross" not in data:
+            if data.get("algorithm") == "hierarchical" and "codec" not in data:
+                raise ValueError("cross: missing")
             return {}
         if data.get("algorithm") != "hierarchical":
             raise ValueError("cross: only with algorithm: hierarchical; else it is codec")

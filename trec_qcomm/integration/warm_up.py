@@ -66,8 +66,7 @@ def jobs(
     if config.embedding:
         wanted.append(Job("rows", _use_rows))
     if any(rule.unique_bags for rule in config.embedding):
-        name = f"bags {ids}".replace("torch.", "")
-        wanted.append(Job(name, partial(_use_bags, ids)))
+        wanted.append(Job(f"bags {ids}".replace("torch.", ""), partial(_use_bags, ids)))
     return list({job.name: job for job in wanted}.values())
 
 
