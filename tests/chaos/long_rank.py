@@ -39,8 +39,8 @@ def watch(trainer_type: Any, lines: IO[str], pause_s: float) -> None:
         time.sleep(pause_s)
         take_step(trainer, feed)
         memory_kib = page_kib * int(Path("/proc/self/statm").read_text().split()[1])
-        line = (os.getpid(), trainer.step, trainer.losses[-1].hex(), memory_kib)
-        print(*line, file=lines, flush=True)
+        loss = trainer.losses[-1].hex()
+        print(os.getpid(), trainer.step, loss, memory_kib, file=lines, flush=True)
 
     trainer_type.train_next = train_next
 
@@ -48,10 +48,9 @@ def watch(trainer_type: Any, lines: IO[str], pause_s: float) -> None:
 if __name__ == "__main__":
     sys.path.insert(0, str(EXAMPLE))
     import train
-    from trainer import Trainer
 
     name, pause, *arguments = sys.argv[1:]
     sys.argv = [str(EXAMPLE / "train.py"), *arguments]
     with Path(name).open("a") as file:
-        watch(Trainer, file, float(pause))
+        watch(train.Trainer, file, float(pause))
         sys.exit(train.main())

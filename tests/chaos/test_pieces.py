@@ -7,6 +7,8 @@ from dataclasses import asdict
 import pytest
 
 from tests.chaos.faults import Phases, read_marks
+from tests.chaos.long import Events, compare, growths, verdict
+from tests.chaos.long_rank import Step
 from tests.chaos.run import RankEnd, last_error
 from tests.chaos.verdict import problems
 
@@ -75,3 +77,21 @@ def test_what_the_driver_wraps_is_there():
     trainer = importlib.import_module("trainer").Trainer
     assert callable(trainer.train_next)
     assert callable(trainer.predict)
+
+
+@pytest.mark.parametrize(("again", "word"), [("0x1p-1", ": good"), ("0x1p-2", ": NOT GOOD")])
+def test_a_long_training_compares_what_it_did_again_after_a_kill(tmp_path, again, word):
+    for kind, steps in (("faulty", f"7 1 0x1p-1 9\n8 1 {again} 9\n"), ("undisturbed", "")):
+        (tmp_path / kind).mkdir()
+        for rank in range(4):
+            text = steps or "9 1 0x1p-1 9\n"
+            (tmp_path / kind / f"rank{rank}.txt").write_text(text)
+    Events(tmp_path / "events").add("kill", ended_after_s=2.0)
+    figures = compare(tmp_path, Events(tmp_path / "events"))
+    assert (figures["losses_compared"], figures["kills"]) == (8, 1)
+    assert verdict("best", figures).endswith(word)
+
+
+def test_memory_grows_from_the_second_quarter_to_the_last():
+    steps = [Step(7, n, "", 100 + (n >= 75)) for n in range(100)]
+    assert growths([*steps, Step(8, 1, "", 900)]) == [pytest.approx(0.01)]

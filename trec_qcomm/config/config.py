@@ -71,7 +71,7 @@ class Config:
         auto: settings of `auto`, which times candidates in the first steps and takes the fastest;
             None leaves it off.
         check_replicas_every: number of steps after which ranks compare the results of all-reduces
-            of gradients, 8 bytes a parameter, and raise an error where bits differ; 0: never. They
+            and weights, 8 bytes a parameter, and raise an error where bits differ; 0: never. They
             do so after a load, too.
         measure_error: whether stats() has the largest error of every table; slow.
         source: name of the file or preset, for errors.

@@ -74,14 +74,14 @@ class LostPeerError(RuntimeError):
 
 
 class UnequalReplicasError(RuntimeError):
-    """Ranks ended an all-reduce with other bits, so their replicas of parameters drift apart.
+    """Ranks ended an all-reduce with other bits, or hold other weights: their replicas drift apart.
 
     DDP raises a RuntimeError of its own, whose text holds this one's.
 
     Args:
         rank: this rank.
         peers: the ranks that have other bits than this one.
-        parameters: names of the parameters whose results differ.
+        parameters: names of the parameters whose results or weights differ.
         collective: the all-reduce, in words, with the step.
     """
 

@@ -1,8 +1,8 @@
-"""Replica check: whether all ranks ended an all-reduce with equal bits.
+"""Replica check: whether all ranks ended an all-reduce with equal bits, and hold equal weights.
 
 They do where they compute the same operations on the same received bytes on equal machines, and
-their replicas of the parameters drift apart where they do not. So now and then a digest of each
-parameter's result is compared.
+their replicas of the parameters drift apart where they do not, or where memory lost a bit. So now
+and then a digest of each parameter's result and weights is compared.
 
 Knows: parameters, rounds. Does not know: codecs, process groups, which steps are checked.
 Source: ours.
@@ -27,6 +27,7 @@ def checked(
     rounds: Rounds,
     parameters: Sequence[ParameterShape],
     values: Tensor,
+    weights: Sequence[Tensor],
     rank: int,
     world_size: int,
     name: str,
@@ -38,11 +39,13 @@ def checked(
     Args:
         parameters: P shapes, in the order of the values.
         values: [E] float32, in which the result will be.
+        weights: the parameters' own values, E in all.
         name: words for the collective, for errors.
     Raises: UnequalReplicasError: some other rank has other bits.
     """
     yield from rounds
-    mine = digests(values, [parameter.numel for parameter in parameters])
+    numels, held = [p.numel for p in parameters], torch.cat([w.flatten() for w in weights])
+    mine = digests(values, numels) + digests(held, numels) * _MULTIPLIERS[0]
     others = [other for other in range(world_size) if other != rank]
     message, nbytes = mine.view(torch.uint8), [_DIGEST_NBYTES * len(mine)] * len(others)
     received = yield Round(
@@ -67,8 +70,7 @@ def digests(values: Tensor, numels: Sequence[int]) -> Tensor:
 
     Args: values: [E] float32.  numels: number of values of each parameter.
     """
-    first, second = _MULTIPLIERS
     places = torch.arange(1, 1 + len(values), device=values.device)
-    mixed = values.view(torch.int32) * (places * first | 1)
-    mixed = (mixed ^ (mixed >> _SHIFT)) * second
+    mixed = values.view(torch.int32) * (places * _MULTIPLIERS[0] | 1)
+    mixed = (mixed ^ (mixed >> _SHIFT)) * _MULTIPLIERS[1]
     return torch.stack([part.sum() for part in torch.split(mixed, list(numels))])

@@ -86,8 +86,8 @@ class GradientAllReduce(ABC):
             traffic: counters of what is sent.
             is_exact: whether to leave the gradients to DDP now; equal on all ranks.
             intra_traffic: counters of what is sent inside a node, where there are two hops.
-            check_replicas_every: number of steps after which results are compared over ranks, see
-                comm.dense.replica_check; 0: never.
+            check_replicas_every: number of steps after which results and weights are compared
+                over ranks, see comm.dense.replica_check; 0: never.
             loss_scale: function that returns what the loss is multiplied by now; see QComm.scaler.
         """
         self.rules = (rules,) if isinstance(rules, AllReduceRule) else tuple(rules)
@@ -141,8 +141,8 @@ class GradientAllReduce(ABC):
             self._ranks_per_node = agreed_ranks_per_node(pg, group)
         reduction = self._make_reduction(shapes, pg.rank(), pg.size())
         self._load(reduction, shapes, device)
-        ours = {"seed": str(self._seed)}  # compared, or gloo would end us
-        ours["check_replicas_every"] = str(self._check_every)
+        # Compared, or gloo would end us.
+        ours = {"seed": str(self._seed), "check_replicas_every": str(self._check_every)}
         for number, rule in enumerate(self.rules):
             ours |= flat_rule(rule, "rule" if len(self.rules) == 1 else f"rule[{number}]")
         ours |= {f"parameters[{n}]": repr(tuple(shape)) for n, shape in enumerate(shapes)}
@@ -211,7 +211,8 @@ class GradientAllReduce(ABC):
         rounds = self._rounds(shapes, values, is_last)
         if is_checked:
             place = self._reduction.rank, self._reduction.world_size
-            rounds = checked(rounds, shapes, values, *place, name)
+            weights = [parameter.detach() for parameter in bucket.parameters()]
+            rounds = checked(rounds, shapes, values, weights, *place, name)
             self._was_loaded = self._was_loaded and not is_last
         return self._transport.start(rounds, values, self._add_wire_s, name)
 
@@ -245,8 +246,7 @@ class GradientAllReduce(ABC):
             if self._reduction.error_feedback is not None:
                 state["residuals"] = self._reduction.error_feedback.state_dict()
             if self._reduction.matrices is not None:
-                state["residuals"] = state.get("residuals", {})
-                state["residuals"] |= self._reduction.matrices.residuals()
+                state.setdefault("residuals", {}).update(self._reduction.matrices.residuals())
                 state["low_rank"] = self._reduction.matrices.right_factors()
             for name, sites in state.get("residuals", {}).items():
                 state["residuals"][name] = scaled(sites, 1 / self._scale)
