@@ -188,7 +188,7 @@ def growths(steps: Sequence[Step]) -> list[float]:
 
     It is the median of its last quarter over that of the second one, less 1.
     """
-    memory = [[s.memory_kib for s in own] for _, own in groupby(steps, lambda s: s.process)]
+    memory = [[s.memory_kib for s in group] for _, group in groupby(steps, lambda s: s.process)]
     quarters = [(k[len(k) // 4 : len(k) // 2], k[-len(k) // 4 :]) for k in memory if len(k) >= 100]
     return [median(last) / median(second) - 1 for second, last in quarters]
 
