@@ -160,7 +160,7 @@ def launch_packed_ids() -> None:
             with mock.patch.object(frame, "is_on_gpu", return_value=True):
                 sizes, flags = packed.nbytes, wire.STATED_BAGS
                 wire.seal(packed.payload, sizes, [2], flags=flags, num_bags=0)
-                wire.unseal(packed.payload, [0], 2)
+                wire.unseal(packed.payload, [0], 2, flags)
             packed_ids.decode(
                 packed.payload, [32], packed.nbytes, num_bags, num_segments=2, dtypes=(dtype, dtype)
             )

@@ -34,7 +34,7 @@ def test_messages_of_two_peers(even, dtype):
     assert packed.nbytes[1] == 0
     assert sum(packed.nbytes) == len(packed.buffer)
     buffer, even_bags = received(even=even, dtype=dtype)
-    bags = unpack(buffer, [0, 1], NAMES, even_bags)
+    bags = unpack(buffer, [0, 1], NAMES, even_bags, (torch.int64, dtype))
     assert bags.ids.tolist() == IDS[:5].tolist() * 2
     assert bags.lengths.tolist() == LENGTHS[:4].tolist() * 2
     assert bags.lengths.dtype == dtype
@@ -74,7 +74,11 @@ FORGED = {
     "magic": (0, 0, r"frame from rank 1: not a message of ids \(magic\)"),
     "version": (4, 1, "message of ids of another wire version; this release reads version 2"),
     "unknown flag": (6, 8, "flags of a message of ids are unknown"),
-    "other flags": (6, 1, "flags of a message of ids are unknown, or differ between ranks"),
+    "other flags": (
+        6,
+        1,
+        "rank 1: flags of a message of ids .* differ from this rank's",
+    ),
     "features": (8, 3, "number of features in a message of ids differs"),
     "bags": (12, 3, "frame from rank 1: 3 bags where 2 were announced"),
     "size": (16, 44, "size of a message of ids differs"),
@@ -88,6 +92,16 @@ def test_what_is_wrong_is_said(name):
     buffer, even_bags = forged(place, value)
     with pytest.raises(CorruptFrameError, match=text):
         unpack(buffer, [0, 1], NAMES, even_bags)
+
+
+@pytest.mark.parametrize("flag", [1, 2, 4])
+def test_flags_of_the_first_message_name_its_sender(flag):
+    buffer, even_bags = received()
+    first = buffer[: len(buffer) // 2]
+    first[6] ^= flag
+    reseal(first)
+    with pytest.raises(CorruptFrameError, match="frame from rank 5: flags of a message of ids"):
+        unpack(buffer, [5, 7], NAMES, even_bags)
 
 
 def test_even_and_stated_bags_do_not_mix():

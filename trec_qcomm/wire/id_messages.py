@@ -25,7 +25,7 @@ from trec_qcomm.ops.id_messages.cpu import HEADER_NBYTES
 from trec_qcomm.wire import frame
 
 INT32_IDS, INT32_LENGTHS, STATED_BAGS = 1, 2, 4  # flags
-_KNOWN_FLAGS = INT32_IDS | INT32_LENGTHS | STATED_BAGS
+Dtypes = tuple[torch.dtype, torch.dtype]  # of ids and of lengths, each int32 or int64
 
 _REASONS = {
     cpu.BAD_SIZE: "size of a message of ids differs from the bytes received",
@@ -33,7 +33,8 @@ _REASONS = {
     cpu.BAD_VERSION: "message of ids of another wire version; this release reads version 2",
     cpu.BAD_CHECKSUM: "checksum of a message of ids differs",
     cpu.BAD_COUNT: "number of features in a message of ids differs from this rank's",
-    cpu.BAD_FLAGS: "flags of a message of ids are unknown, or differ between ranks",
+    cpu.BAD_FLAGS: "flags of a message of ids are unknown, or differ from this rank's: other "
+    "dtypes, or a batch with sizes by feature on one rank, and without on another",
 }
 
 
@@ -61,8 +62,7 @@ def pack(bags: Bags, counts: Sequence[int], *, even_bags: int | None) -> PackedM
     Raises: ValueError: the same as `ops.packed_ids.encode`.
     """
     states_bags = even_bags is None
-    flags = INT32_IDS * (bags.ids.dtype == torch.int32) + STATED_BAGS * states_bags
-    flags += INT32_LENGTHS * (bags.lengths.dtype == torch.int32)
+    flags = _flags((bags.ids.dtype, bags.lengths.dtype), states_bags)
     packed = packed_ids.encode(
         bags,
         counts,
@@ -74,8 +74,17 @@ def pack(bags: Bags, counts: Sequence[int], *, even_bags: int | None) -> PackedM
     return PackedMessages(packed.payload, packed.nbytes, packed.num_ids.tolist())
 
 
+def _flags(dtypes: Dtypes, states_bags: bool) -> int:
+    is_int32 = [dtype == torch.int32 for dtype in dtypes]
+    return INT32_IDS * is_int32[0] + INT32_LENGTHS * is_int32[1] + STATED_BAGS * states_bags
+
+
 def unpack(
-    buffer: Tensor, senders: Sequence[int], features: Sequence[str], even_bags: Sequence[int] | None
+    buffer: Tensor,
+    senders: Sequence[int],
+    features: Sequence[str],
+    even_bags: Sequence[int] | None,
+    dtypes: Dtypes = (torch.int64, torch.int64),
 ) -> Bags:
     """Return the bags that all peers sent, message by message. Waits for a GPU three times.
 
@@ -84,29 +93,25 @@ def unpack(
         senders: P global ranks, for errors; each sends a message if there are features.
         features: names of the segments of each message, for errors.
         even_bags: P numbers, bags of every segment of a message; None where segments differ.
+        dtypes: dtypes of ids and lengths, which are the same on all ranks.
     Raises: CorruptFrameError: naming the sender.
     """
     num_segments = len(features)
     if num_segments == 0:
         if buffer.numel():
             raise CorruptFrameError(f"{buffer.numel()} bytes of ids where none were due")
-        none = torch.zeros(0, dtype=torch.int64, device=buffer.device)
-        return Bags(none, none, torch.zeros(0, dtype=torch.int64))
-    begins, ends, flags, announced = unseal(buffer, senders, num_segments)
-    num_bags = None
-    if bool(flags & STATED_BAGS) != (even_bags is None):
-        raise CorruptFrameError("batch with sizes by feature on one rank, and without on another")
+        ids, lengths = (torch.zeros(0, dtype=dtype, device=buffer.device) for dtype in dtypes)
+        return Bags(ids, lengths, torch.zeros(0, dtype=torch.int64))
+    flags, num_bags = _flags(dtypes, even_bags is None), None
+    begins, ends, announced = unseal(buffer, senders, num_segments, flags)
     if even_bags is not None:
         for rank, theirs, ours in zip(senders, announced, even_bags, strict=True):
             if theirs != ours:
                 raise CorruptFrameError(f"{theirs} bags where {ours} were announced", rank=rank)
         num_bags = int64_tensor(even_bags).repeat_interleave(num_segments)
-    ids, lengths = (
-        torch.int32 if flags & flag else torch.int64 for flag in (INT32_IDS, INT32_LENGTHS)
-    )
     try:
         return packed_ids.decode(
-            buffer, begins, ends, num_bags, num_segments=num_segments, dtypes=(ids, lengths)
+            buffer, begins, ends, num_bags, num_segments=num_segments, dtypes=dtypes
         )[0]
     except CorruptFrameError as error:
         if error.segment is None:
@@ -142,24 +147,25 @@ def seal(
 
 
 def unseal(
-    buffer: Tensor, senders: Sequence[int], count: int
-) -> tuple[list[int], list[int], int, list[int]]:
+    buffer: Tensor, senders: Sequence[int], count: int, flags: int
+) -> tuple[list[int], list[int], list[int]]:
     """Check the messages of `count` segments each that fill a buffer. Waits for a GPU once.
 
-    Args: buffer: [W] uint8, contiguous.  senders: P >= 1 global ranks, for errors.
-    Returns: P places each where the messages begin, behind their headers, and end; the flags; P
-        numbers, bags of each segment, not used where the segments state them.
+    Args: buffer: [W] uint8, contiguous.  senders: P >= 1 global ranks, for errors.  flags: those
+        that each message must have.
+    Returns: P places each where the messages begin, behind their headers, and end; and P numbers,
+        bags of each segment, not used where the segments state them.
     Raises: CorruptFrameError: a message that breaks FORMAT.md or is not what this rank expects.
     """
-    written = np.zeros((4, len(senders)), np.int64)
-    begins, ends, flags, num_bags = written
+    written = np.zeros((3, len(senders)), np.int64)
     if frame.is_on_gpu(buffer):
-        reason, rank = _gpu().unseal(buffer, count, _KNOWN_FLAGS, written)
+        reason, rank = _gpu().unseal(buffer, count, flags, written)
     else:
-        reason, rank = cpu.unseal(buffer.numpy(), count, _KNOWN_FLAGS, *written)
+        reason, rank = cpu.unseal(buffer.numpy(), count, flags, *written)
     if reason != cpu.OK:
         raise CorruptFrameError(_REASONS[reason], rank=senders[rank])
-    return begins.tolist(), ends.tolist(), int(flags[0]), num_bags.tolist()
+    begins, ends, num_bags = written.tolist()
+    return begins, ends, num_bags
 
 
 def _gpu() -> Any:

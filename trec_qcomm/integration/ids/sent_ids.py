@@ -49,7 +49,7 @@ class PackedBatch(KeyedJaggedTensor):
     """KeyedJaggedTensor that an input dist sends packed; else the batch that it was made of."""
 
     _ranks: ClassVar[Sequence[int]]  # of the group that it is sent in
-    _dtypes: ClassVar[tuple[torch.dtype, torch.dtype]]  # of lengths and ids, as sent last
+    _dtypes: ClassVar[tuple[torch.dtype, torch.dtype]]  # of ids and lengths, as sent last
     _packed: PackedMessages
     _plain_splits: list[list[int]]
 
@@ -58,7 +58,7 @@ class PackedBatch(KeyedJaggedTensor):
         """Return the batch as one that is sent packed; they share all tensors."""
         batch = cls.__new__(cls)
         batch.__dict__.update(features.__dict__)
-        cls._dtypes = batch.lengths().dtype, batch.values().dtype
+        cls._dtypes = batch.values().dtype, batch.lengths().dtype
         return batch
 
     def dist_labels(self) -> list[str]:
@@ -118,10 +118,9 @@ class PackedBatch(KeyedJaggedTensor):
         Raises: CorruptFrameError: naming the sender and the feature.
         """
         even_bags = None if variable_stride_per_key else stride_per_rank
-        bags = unpack(tensors[0], cls._ranks, keys, even_bags)
+        bags = unpack(tensors[0], cls._ranks, keys, even_bags, cls._dtypes)
         strides = upload(tensors[0].device, bags.num_bags) if variable_stride_per_key else []
-        numbers = map(Tensor.to, (bags.lengths, bags.ids), cls._dtypes)  # changes empty ones only
-        plain = [*numbers, *strides, *tensors[1:]]
+        plain = [bags.lengths, bags.ids, *strides, *tensors[1:]]
         return KeyedJaggedTensor.dist_init(
             keys, plain, variable_stride_per_key, num_workers, recat, stride_per_rank, stagger
         )

@@ -38,43 +38,41 @@ def seal(buffer, nbytes, counts, num_bags, flags):
 
 
 @inner
-def _unseal_message(data, count, known_flags):
-    """Return (reason, size, flags, bags of every segment) of the message that data begin with."""
+def _unseal_message(data, count, flags):
+    """Return (reason, size, bags of every segment) of the message that data begin with."""
     if data.size < HEADER_NBYTES:
-        return BAD_SIZE, 0, 0, 0
+        return BAD_SIZE, 0, 0
     fields = data[:HEADER_NBYTES].view(np.uint32)
     nbytes = np.int64(fields[4]) | (np.int64(fields[5]) << 32)
     if fields[0] != MAGIC:
-        return BAD_MAGIC, 0, 0, 0
+        return BAD_MAGIC, 0, 0
     if fields[1] & np.uint32(0xFFFF) != VERSION:
-        return BAD_VERSION, 0, 0, 0
+        return BAD_VERSION, 0, 0
     if nbytes % 8 or not HEADER_NBYTES <= nbytes <= data.size:
-        return BAD_SIZE, 0, 0, 0
+        return BAD_SIZE, 0, 0
     words = data[:nbytes].view(np.uint64)
     if checksum(words) != words[3]:
-        return BAD_CHECKSUM, 0, 0, 0
-    flags = np.int64(fields[1] >> np.uint32(16))
-    if flags > known_flags:
-        return BAD_FLAGS, 0, 0, 0
+        return BAD_CHECKSUM, 0, 0
+    if np.int64(fields[1] >> np.uint32(16)) != flags:
+        return BAD_FLAGS, 0, 0
     if np.int64(fields[2]) != count:
-        return BAD_COUNT, 0, 0, 0
-    return OK, nbytes, flags, np.int64(fields[3])
+        return BAD_COUNT, 0, 0
+    return OK, nbytes, np.int64(fields[3])
 
 
 @kernel
-def unseal(buffer, count, known_flags, begins, ends, flags, num_bags):
+def unseal(buffer, count, flags, begins, ends, num_bags):
     """Check P messages of `count` segments each, which fill the buffer, and set where they lie.
 
-    Args: begins, ends, flags, num_bags: [P] int64, written; a message begins behind its header.
+    Args: flags: those that each must have.  begins, ends, num_bags: [P] int64, written; a message
+        begins behind its header.
     Returns: (OK or what is wrong, the message).
     """
     at = np.int64(0)
     for p in range(begins.size):
-        reason, nbytes, flags[p], num_bags[p] = _unseal_message(buffer[at:], count, known_flags)
+        reason, nbytes, num_bags[p] = _unseal_message(buffer[at:], count, flags)
         if reason != OK:
             return reason, p
         begins[p], ends[p] = at + HEADER_NBYTES, at + nbytes
         at += nbytes
-        if flags[p] != flags[0]:
-            return BAD_FLAGS, p
     return (OK, -1) if at == buffer.size else (BAD_SIZE, begins.size - 1)

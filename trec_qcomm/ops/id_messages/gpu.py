@@ -43,10 +43,10 @@ def seal(buffer: Tensor, nbytes: Any, counts: Any, num_bags: int, flags: int) ->
     frames.seal(buffer, on_device, 0)
 
 
-def unseal(buffer: Tensor, count: int, known_flags: int, places: Any) -> tuple[int, int]:
+def unseal(buffer: Tensor, count: int, due_flags: int, places: Any) -> tuple[int, int]:
     """Check P messages of `count` segments each, and set where they lie; arguments: cpu.py.
 
-    Args: places: [4, P] int64, written: begins, ends, flags, num_bags.
+    Args: places: [3, P] int64, written: begins, ends, num_bags.
     Returns: (OK or what is wrong, the message).
     """
     num_messages, num_words = places.shape[1], buffer.numel() // 8
@@ -65,23 +65,23 @@ def unseal(buffer: Tensor, count: int, known_flags: int, places: Any) -> tuple[i
     host = download(read).numpy()
     headers, sums = host[:size].reshape(num_messages, 4), host[size : size + num_messages]
     begins = 8 * host[size + num_messages :][: num_messages + 1]
-    return _check(headers, sums, begins, buffer.numel(), count, known_flags, places)
+    return _check(headers, sums, begins, buffer.numel(), count, due_flags, places)
 
 
 def _check(
-    headers: Any, sums: Any, begins: Any, nbytes: int, count: int, known_flags: int, places: Any
+    headers: Any, sums: Any, begins: Any, nbytes: int, count: int, due_flags: int, places: Any
 ) -> tuple[int, int]:
     """Return (OK or what is wrong, the message), in the order in which cpu.py looks."""
     fields, sizes = headers.view(np.uint32), headers[:, 2]
     flags, left = (fields[:, 1] >> 16).astype(np.int64), nbytes - begins[:-1]
-    places[:] = begins[:-1] + HEADER_NBYTES, begins[:-1] + sizes, flags, fields[:, 3]
+    places[:] = begins[:-1] + HEADER_NBYTES, begins[:-1] + sizes, fields[:, 3]
     wrong = (
         (cpu.BAD_SIZE, left < HEADER_NBYTES),
         (cpu.BAD_MAGIC, fields[:, 0] != cpu.MAGIC),
         (cpu.BAD_VERSION, fields[:, 1] & 0xFFFF != cpu.VERSION),
         (cpu.BAD_SIZE, (sizes % 8 != 0) | (sizes < HEADER_NBYTES) | (sizes > left)),
         (cpu.BAD_CHECKSUM, sums != headers[:, 3]),
-        (cpu.BAD_FLAGS, (flags > known_flags) | (flags != flags[0])),
+        (cpu.BAD_FLAGS, flags != due_flags),
         (cpu.BAD_COUNT, fields[:, 2] != count),
     )
     reasons = np.select([condition for _, condition in wrong], [reason for reason, _ in wrong], 0)
