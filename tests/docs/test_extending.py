@@ -84,13 +84,13 @@ def at_the_doors():
     mine = trained(names["qcomm"])
     resumed = bounded()
     resumed.load_state_dict(names["qcomm"].state_dict())
-    largest, names["largest"].gradient = names["largest"].gradient, 0.0
-    resumed.state["mine"] = names["largest"]
+    small, names["small"].count = names["small"].count, 0
+    resumed.state["mine"] = names["small"]
     lost, changed = bounded(), int8()
     lost.load_state_dict(names["qcomm"].state_dict())
     with pytest.raises(ValueError, match="mine: nothing of that name keeps state"):
         trained(lost)
-    observer = receiver_of(names["Largest"])
+    observer = receiver_of(names["Small"])
 
     def tighten(collective):
         collective.tolerances = names["Falling"](len(collective.layout.tables()))
@@ -104,8 +104,8 @@ def at_the_doors():
     return {
         "plain": trained(int8()),
         "observed": trained(extended(int8, lambda collective: collective.add_observer(observer))),
-        "largest": (largest, names["largest"].gradient),
-        "received": (observer.num_received, observer.gradient),
+        "small": (small, names["small"].count),
+        "received": (observer.num_received, observer.count),
         "tighter": (tightly, kinds),
         "bounded": trained(bounded()),
         "mine": mine,
@@ -118,7 +118,7 @@ def at_the_doors():
 def test_what_stands_at_the_doors_does_what_the_page_says():
     for rank in run_ranks(at_the_doors, 2):
         assert rank["observed"] == rank["plain"]  # who looks on changes nothing
-        assert rank["largest"][0] == rank["largest"][1] > 0
+        assert rank["small"][0] == rank["small"][1] > 0
         assert min(rank["received"]) > 0
         assert rank["tighter"][0] != rank["bounded"]
         assert rank["tighter"][1] == {"Falling"}  # also after the change of codecs
