@@ -151,7 +151,7 @@ def unseal(
 ) -> tuple[list[int], list[int], list[int]]:
     """Check the messages of `count` segments each that fill a buffer. Waits for a GPU once.
 
-    Args: buffer: [W] uint8, contiguous.  senders: P >= 1 global ranks, for errors.  flags: those
+    Args: buffer: [W] uint8, contiguous.  senders: P >= 1 global ranks, for errors.  flags: bits
         that each message must have.
     Returns: P places each where the messages begin, behind their headers, and end; and P numbers,
         bags of each segment, not used where the segments state them.

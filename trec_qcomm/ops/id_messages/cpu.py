@@ -64,7 +64,7 @@ def _unseal_message(data, count, flags):
 def unseal(buffer, count, flags, begins, ends, num_bags):
     """Check P messages of `count` segments each, which fill the buffer, and set where they lie.
 
-    Args: flags: those that each must have.  begins, ends, num_bags: [P] int64, written; a message
+    Args: flags: bits that each must have.  begins, ends, num_bags: [P] int64, written; a message
         begins behind its header.
     Returns: (OK or what is wrong, the message).
     """
