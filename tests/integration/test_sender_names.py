@@ -1,10 +1,12 @@
-"""Packed ids in groups of ranks, and on ranks without features.
+"""Messages in groups of ranks, and packed ids on ranks without features.
 
 An error in a message names its sender by the global rank. Ids and lengths keep their dtypes.
 """
 
 import itertools
+from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -12,8 +14,11 @@ import torch.distributed as dist
 from torchrec.distributed.dist_data import KJTAllToAll
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from trec_qcomm import CorruptFrameError
+from trec_qcomm import CorruptFrameError, Identity
+from trec_qcomm.comm.peers import Peers
 from trec_qcomm.core.counters import Traffic
+from trec_qcomm.ext.replicas import messages
+from trec_qcomm.ext.replicas.banks import Bank
 from trec_qcomm.integration.ids.sent_ids import record_sent_ids
 from trec_qcomm.testing import run_ranks
 
@@ -26,7 +31,8 @@ def named():
     groups = {ranks: dist.new_group(list(ranks)) for ranks in GROUPS}
     for ranks, pg in groups.items():
         if dist.get_rank() in ranks:
-            names[ranks] = [sender_named(pg, place) for place in (0, 1)]
+            kinds = sender_named, *(partial(replica_named, hits_frame=f) for f in (False, True))
+            names[ranks] = [[named(pg, place) for place in (0, 1)] for named in kinds]
     return names
 
 
@@ -42,6 +48,34 @@ def sender_named(pg, place):
     messages[place, -1] ^= 255
     with pytest.raises(CorruptFrameError) as error:
         tensors.wait()
+    return error.value.rank
+
+
+def replica_named(pg, place, hits_frame):
+    """Return the rank that is named when a message of replicas from that place is damaged."""
+    bank = Bank(["a"], ["a"], [4], {"weights": torch.arange(16.0).view(4, 4)})
+    peers = Peers(pg, pg)
+    replicas = messages.RowMessages(peers, [bank], [[Identity()]], Traffic("sync", ["a"]))
+    exchange_bytes, start_exchange = replicas._exchange_bytes, messages.start_exchange
+
+    def damaged_bytes(sent, call):
+        buffer = exchange_bytes(sent, call)
+        buffer.view(2, -1)[place, -1] ^= 255
+        return buffer
+
+    def damaged_frames(peers, sealed, *args, **options):
+        if pg.rank() == place:
+            sealed.buffer.view(2, -1)[:, -1] ^= 255
+        return start_exchange(peers, sealed, *args, **options)
+
+    if hits_frame:
+        patched = mock.patch.object(messages, "start_exchange", damaged_frames)
+    else:
+        patched = mock.patch.object(replicas, "_exchange_bytes", damaged_bytes)
+    rows = torch.tensor([1, 3])
+    part = messages.Rows([rows], [bank.take(rows)])
+    with patched, pytest.raises(CorruptFrameError) as error:
+        replicas.exchange([part], call=0, seed=0, decodes=False)
     return error.value.rank
 
 
@@ -64,8 +98,8 @@ def test_ids_and_lengths_keep_their_dtypes_on_a_rank_without_features():
 
 
 @pytest.mark.dist
-def test_a_damaged_message_of_ids_names_the_global_rank():
+def test_a_damaged_message_names_the_global_rank():
     outcomes = run_ranks(named, 4)
     assert outcomes == [
-        {ranks: list(ranks) for ranks in GROUPS if rank in ranks} for rank in range(4)
+        {ranks: [list(ranks)] * 3 for ranks in GROUPS if rank in ranks} for rank in range(4)
     ]
