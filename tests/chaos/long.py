@@ -120,18 +120,22 @@ def _started(hosts: Hosts, folder: Path, pause_s: float, *more: str) -> Iterator
 
 
 def _wait_for_fault(hosts: Hosts, folder: Path, ranks: Ranks, events: Events, options: Any) -> str:
-    """Train until a "kill" or the "end" is due, or until a rank has failed: ""."""
+    """Train until a "kill" or the "end" is due, or until a rank has failed: "".
+
+    Neither comes before a new step, as ranks that only start have no handlers of signals yet, and
+    may wait for a killed one for several timeouts.
+    """
     events.add("start")
-    noted = events.now()
+    noted, first = events.now(), _last_step(folder)
     while all(rank.poll() is None for rank in ranks):
         time.sleep(0.5)
-        if events.now() >= 60 * options.minutes:
-            return "end"
+        is_over = events.now() >= 60 * options.minutes
+        is_kill = events.now() >= options.kill_every * (len(events.called("kill")) + 1)
+        if (is_over or is_kill) and _last_step(folder) > first:
+            return "end" if is_over else "kill"
         if events.now() >= options.cut_every * (len(events.called("cut")) + 1):
             hosts.cut(NETWORK["cut_s"])
             events.add("cut")
-        elif events.now() >= options.kill_every * (len(events.called("kill")) + 1):
-            return "kill"
         elif events.now() - noted > 60:
             noted = events.now()
             events.add("note", step=_last_step(folder))
