@@ -17,10 +17,10 @@ def no_rounds():
 
 def test_ranks_that_differ_are_named_with_their_parameters():
     results = [torch.linspace(-1, 1, 15) for _ in range(3)]
-    rounds = [checked(no_rounds(), PARAMETERS, r, n, 3, "x") for n, r in enumerate(results)]
+    rounds = [checked(no_rounds(), PARAMETERS, r, [r], n, 3, "x") for n, r in enumerate(results)]
     play(rounds)
     results[1][6] = torch.nextafter(results[1][6], torch.tensor(2.0))
-    rounds = [checked(no_rounds(), PARAMETERS, r, n, 3, "x") for n, r in enumerate(results)]
+    rounds = [checked(no_rounds(), PARAMETERS, r, [r], n, 3, "x") for n, r in enumerate(results)]
     with pytest.raises(UnequalReplicasError, match=r"rank 0: x: .* rank 1 of b; ranks") as error:
         play(rounds)
     assert (error.value.peers, error.value.parameters) == ((1,), ("b",))

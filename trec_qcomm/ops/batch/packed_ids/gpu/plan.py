@@ -156,6 +156,7 @@ def plan(
     first, m = ids_of_segment(ends, first_bag, s, num_ids)
     low, high, num_runs = _lengths(lengths + bag, n, BLOCK)
     length_bits = bit_length((high - low).to(tl.uint64))
+    low = tl.where(high > num_ids, -1, low)
     head, stream = varint_nbytes(low) + varint_nbytes(m), (length_bits * n + 7) // 8
     if (low >= 0) & (num_runs <= MAX_RUNS):
         nbytes = _runs(lengths + bag, n, num_runs, runs + s * 2 * MAX_RUNS, BLOCK)
@@ -179,7 +180,7 @@ def plan(
         stream += nbytes
         head += 2 + varint_nbytes(zigzag(base))
         head += tl.where((kind & UNARY) > 0, varint_nbytes(unary_nbytes), 0)
-    tl.store(sizes + s, tl.where((low < 0) | (high > num_ids), -1, head))
+    tl.store(sizes + s, tl.where(low < 0, -1, head))
     tl.store(sizes + num_segments + s, stream)
 
 
