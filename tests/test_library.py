@@ -57,6 +57,12 @@ def test_the_bytes_are_those_of_the_codec():
     assert len(OPS.encode(rows[:0], text)) == 8
 
 
+@pytest.mark.parametrize("text", ["{codec: rowwise", "{codec: rowwise, bits: 8, bits: 4}"])
+def test_text_is_read_as_a_file_is(text):
+    with pytest.raises(ValueError, match="codec"):
+        OPS.encode(torch.randn(2, 4), text)
+
+
 def test_what_is_wrong_is_told():
     rows = torch.randn(7, 16)
     with pytest.raises(ValueError, match=r"unknown codec 'rowise'.*rowwise"):

@@ -11,17 +11,16 @@ Shapes: N rows of D values, W bytes.
 from functools import cache
 
 import torch
-import yaml
 from torch import Tensor
 
-from trec_qcomm.config import codec_from_dict
+from trec_qcomm.config.files import codec_from_dict, parse_yaml
 from trec_qcomm.core.codec import Codec, encode_alone
 from trec_qcomm.core.segments import Encoded, Segments, int64_tensor
 
 
 @cache
 def _codec(text: str) -> Codec:
-    return codec_from_dict(yaml.safe_load(text))
+    return codec_from_dict(parse_yaml(text, name="codec"))
 
 
 @torch.library.custom_op("trec_qcomm::encode", mutates_args=())
