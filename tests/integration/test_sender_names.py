@@ -4,6 +4,7 @@ An error in a message names its sender by the global rank. Ids and lengths keep 
 """
 
 import itertools
+import re
 from functools import partial
 from types import SimpleNamespace
 from unittest import mock
@@ -11,10 +12,21 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.dist_data import KJTAllToAll
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from trec_qcomm import CorruptFrameError, Identity
+from tests.integration.gradients.test_device import net, train
+from trec_qcomm import (
+    Config,
+    CorruptFrameError,
+    ErrorBounded,
+    GradientRule,
+    Identity,
+    Rowwise,
+    compress_ddp,
+)
+from trec_qcomm.comm import transport
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ext.replicas import messages
@@ -23,6 +35,7 @@ from trec_qcomm.integration.ids.sent_ids import record_sent_ids
 from trec_qcomm.testing import run_ranks
 
 GROUPS = ((0, 1), (2, 3), (1, 3))
+GRADIENT_CODECS = Rowwise(8), ErrorBounded(0.01, encoder="bitpack")  # fixed sizes, and announced
 
 
 def named():
@@ -31,7 +44,8 @@ def named():
     groups = {ranks: dist.new_group(list(ranks)) for ranks in GROUPS}
     for ranks, pg in groups.items():
         if dist.get_rank() in ranks:
-            kinds = sender_named, *(partial(replica_named, hits_frame=f) for f in (False, True))
+            kinds = [sender_named, *(partial(replica_named, hits_frame=f) for f in (False, True))]
+            kinds += [partial(gradient_named, codec=codec) for codec in GRADIENT_CODECS]
             names[ranks] = [[named(pg, place) for place in (0, 1)] for named in kinds]
     return names
 
@@ -79,6 +93,26 @@ def replica_named(pg, place, hits_frame):
     return error.value.rank
 
 
+def gradient_named(pg, place, codec):
+    """Return the rank that is named when a message of gradients from that place is damaged.
+
+    All messages are damaged, as nobody then waits for a rank that has stopped.
+    """
+    ddp = DistributedDataParallel(net(), process_group=pg)
+    compress_ddp(ddp, Config(dense=GradientRule(codec=codec, block=16, min_numel=8)))
+    run = transport.run_round
+
+    def damaged(*args, **options):
+        received = run(*args, **options)
+        received.buffer[40:41] ^= 255  # behind the header, before any padding
+        return received
+
+    with mock.patch.object(transport, "run_round", damaged), pytest.raises(RuntimeError) as error:
+        train(ddp, [0])
+    named = re.search(r"CorruptFrameError: frame from rank (\d+)", str(error.value))
+    return dist.get_rank() if place == pg.rank() else int(named[1])
+
+
 def dtypes():
     """Return the dtypes of ids and lengths that arrive, of each kind that is sent."""
     arrived = {}
@@ -101,5 +135,5 @@ def test_ids_and_lengths_keep_their_dtypes_on_a_rank_without_features():
 def test_a_damaged_message_names_the_global_rank():
     outcomes = run_ranks(named, 4)
     assert outcomes == [
-        {ranks: [list(ranks)] * 3 for ranks in GROUPS if rank in ranks} for rank in range(4)
+        {ranks: [list(ranks)] * 5 for ranks in GROUPS if rank in ranks} for rank in range(4)
     ]

@@ -105,8 +105,7 @@ def start_exchange(
         traffic.header_nbytes += 8 * (pg.size() - 1)
     buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=sent.buffer.device)
     received = SealedFrames(buffer, sizes, sent.call, announced)
-    send = _send_one_to_all if sent.is_shared else _send_each
-    works = send(peers, sent, received)
+    works = (_send_one_to_all if sent.is_shared else _send_each)(peers, sent, received)
     traffic.wire_s += perf_counter() - begin
     return PendingFrames(peers, works, sent, received, incoming, traffic, name)
 

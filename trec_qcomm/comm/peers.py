@@ -94,10 +94,8 @@ class Peers:
             for rank, n in zip(self.ranks, nbytes, strict=True):
                 if not 0 <= n <= max_nbytes:
                     raise CorruptFrameError(f"{purpose}: {n} bytes", rank=rank)
-            padded = torch.zeros(max(nbytes), dtype=torch.uint8)
-            if data:
-                padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            padded = padded.to(device)
+            filled = bytearray(data.ljust(max(1, *nbytes), b"\0"))  # torch takes no empty one
+            padded = torch.frombuffer(filled, dtype=torch.uint8).to(device)
             parts = [torch.empty_like(padded) for _ in range(size)]
             dist.all_gather(parts, padded, group=self.pg)
         except CorruptFrameError:
@@ -148,11 +146,25 @@ def make_gloo_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
         own_group: dist.ProcessGroup = pg.host_group()
         return own_group
     everyone = len(ranks) == dist.get_world_size()
+    if not everyone:
+        _even_out(pg)
     timeout: timedelta = pg._get_backend(pg._device_types[0]).options._timeout
     group: dist.ProcessGroup = dist.new_group(
         ranks, timeout=timeout, backend="gloo", use_local_synchronization=not everyone
     )
     return group
+
+
+def _even_out(pg: dist.ProcessGroup) -> None:
+    """Let the ranks of a group be in equally many groups, by groups of one rank. Collective.
+
+    torch puts that number into the name of a group that only its own ranks make, and waits for
+    ever where the names differ (pytorch#189073).
+    """
+    names = dist.distributed_c10d._world.pg_names
+    counts = Peers(pg).gather_texts(str(len(names)), "number of process groups")
+    for _ in range(len(names), max(map(int, counts))):
+        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
 
 
 def host_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:

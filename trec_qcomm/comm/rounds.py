@@ -50,14 +50,19 @@ class Round:
     nbytes: Sequence[int] | None
     max_nbytes: Sequence[int]
 
-    def check_sizes(self, sizes: Sequence[int]) -> None:
-        """Raise CorruptFrameError at a size that is above its limit, negative or no multiple of 8.
+    def checked_sizes(self, sizes: list[int], ranks: Sequence[int]) -> list[int]:
+        """Return the sizes of all messages.
 
-        Args: sizes: the size of each source's message.
+        Args:
+            sizes: the size of each source's message.
+            ranks: the number in the job of each rank of the group, for the error.
+        Raises: CorruptFrameError: one that is above its limit, negative or no multiple of 8.
         """
         for source, size, limit in zip(self.sources, sizes, self.max_nbytes, strict=True):
             if not 0 <= size <= limit or size % 8:
-                raise CorruptFrameError(f"{size} bytes announced, at most {limit}", rank=source)
+                reason = f"{size} bytes announced, at most {limit}"
+                raise CorruptFrameError(reason, rank=ranks[source])
+        return sizes
 
 
 SIZE_NBYTES = 8  # bytes of the message that announces the size of the next one

@@ -51,10 +51,8 @@ def exchange_sizes(
     bad = (received > limits) | (received % 8 != 0)
     if bool(bad.any()):
         p = int(bad.nonzero()[0])
-        raise CorruptFrameError(
-            f"{int(received[p])} bytes announced, at most {int(limits[p])} expected",
-            rank=peers.ranks[p],
-        )
+        reason = f"{int(received[p])} bytes announced, at most {int(limits[p])} expected"
+        raise CorruptFrameError(reason, rank=peers.ranks[p])
     return received.tolist()
 
 
@@ -79,20 +77,17 @@ def exchange_tables(
     plan = incoming.plan
     words = announced.nbytes | announced.codecs << _CODEC_SHIFT
     splits = list(plan.segments_per_frame), list(counts)
-    senders, bits = plan.frame, _TABLE_BITS
     received = _exchange_words(
-        peers, peers.host, words, call, name, senders=senders, bits=bits, splits=splits
+        peers, peers.host, words, call, name, senders=plan.frame, bits=_TABLE_BITS, splits=splits
     )
     traffic.header_nbytes += 8 * (sum(counts) - counts[peers.pg.rank()])
     codecs, nbytes = received >> _CODEC_SHIFT, received & 0xFFFFFFFF
     bad = (nbytes > 2 * incoming.raw_nbytes + 4096) | (nbytes % 8 != 0)
     if bool(bad.any()):
         s = int(bad.nonzero()[0])
-        raise CorruptFrameError(
-            f"{int(nbytes[s])} bytes of codec {int(codecs[s])} announced",
-            rank=peers.ranks[int(plan.frame[s])],
-            table=plan.tables[s],
-        )
+        reason = f"{int(nbytes[s])} bytes of codec {int(codecs[s])} announced"
+        rank = peers.ranks[int(plan.frame[s])]
+        raise CorruptFrameError(reason, rank=rank, table=plan.tables[s])
     return frame.Announced(codecs, nbytes)
 
 

@@ -34,7 +34,7 @@ def run_round(peers: Peers, wanted: Round, name: str) -> ReceivedMessages:
     """Send and receive what a round asks for, and block until all of it is done.
 
     Args: name: words for the collective, for errors.
-    Raises: CorruptFrameError: a size that `Round.check_sizes` refuses.  LostPeerError.
+    Raises: CorruptFrameError: a size that `Round.checked_sizes` refuses.  LostPeerError.
     """
     sizes = _exchanged_sizes(peers, wanted, name) if wanted.nbytes is None else list(wanted.nbytes)
     buffer = torch.empty(sum(sizes), dtype=torch.uint8)
@@ -55,9 +55,7 @@ def _exchanged_sizes(peers: Peers, wanted: Round, name: str) -> list[int]:
     expected = zip(wanted.sources, received, wanted.max_nbytes, strict=True)
     receives = [(source, size) for source, size, limit in expected if limit]
     _exchange(peers, sends, receives, f"sizes of the {name}")
-    sizes = [int(size) for size in received]
-    wanted.check_sizes(sizes)
-    return sizes
+    return wanted.checked_sizes([int(size) for size in received], peers.ranks)
 
 
 def _exchange(
@@ -192,10 +190,8 @@ class DeviceTransport:
 
     def _launch(self, wanted: Round) -> ReceivedMessages:
         assert wanted.nbytes is not None, "codecs of fixed size only"
-        size = sum(wanted.nbytes)
-        received = ReceivedMessages(
-            torch.empty(size, dtype=torch.uint8, device=self._device), list(wanted.nbytes)
-        )
+        buffer = torch.empty(sum(wanted.nbytes), dtype=torch.uint8, device=self._device)
+        received = ReceivedMessages(buffer, list(wanted.nbytes))
         sends = [self._op(dist.isend, message, peer) for peer, message in wanted.sends]
         pairs = zip(received.messages(), wanted.sources, strict=True)
         ops = sends + [self._op(dist.irecv, message, source) for message, source in pairs]

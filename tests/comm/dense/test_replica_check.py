@@ -11,19 +11,26 @@ from trec_qcomm.lab.ranks.rounds import play
 PARAMETERS = [ParameterShape(name, numel, 4) for name, numel in (("a", 5), ("b", 7), ("c", 3))]
 
 
+RANKS = 2, 5, 7  # of a group that is not the whole job
+
+
 def no_rounds():
     yield from ()
 
 
+def compare(results):
+    """Play the check of all ranks. Args: results: the values that each ended with."""
+    group = enumerate(results)
+    play([checked(no_rounds(), PARAMETERS, r, [r], n, RANKS, "x") for n, r in group])
+
+
 def test_ranks_that_differ_are_named_with_their_parameters():
     results = [torch.linspace(-1, 1, 15) for _ in range(3)]
-    rounds = [checked(no_rounds(), PARAMETERS, r, [r], n, 3, "x") for n, r in enumerate(results)]
-    play(rounds)
+    compare(results)
     results[1][6] = torch.nextafter(results[1][6], torch.tensor(2.0))
-    rounds = [checked(no_rounds(), PARAMETERS, r, [r], n, 3, "x") for n, r in enumerate(results)]
-    with pytest.raises(UnequalReplicasError, match=r"rank 0: x: .* rank 1 of b; ranks") as error:
-        play(rounds)
-    assert (error.value.peers, error.value.parameters) == ((1,), ("b",))
+    with pytest.raises(UnequalReplicasError, match=r"rank 2: x: .* rank 5 of b; ranks") as error:
+        compare(results)
+    assert (error.value.peers, error.value.parameters) == ((5,), ("b",))
 
 
 def test_each_bit_and_each_place_counts():

@@ -178,6 +178,7 @@ class Reduction:
         self._is_inside = options.is_inside_one_node(world_size)
         self.options = options = options.settled(world_size)
         self.rank, self.world_size = rank, world_size
+        self.ranks: Sequence[int] = range(world_size)  # numbers in the job, for errors
         self._nodes: Nodes | None = None
         if options.algorithm == "hierarchical":
             self._nodes = Nodes(rank, world_size, options.ranks_per_node or 0)
@@ -286,6 +287,7 @@ class Reduction:
         measurement = None if self.observer is None else self.observer.begin(chunks, step)
         call = Call(
             rank=self.rank,
+            ranks=self.ranks,
             number=number,
             step=step,
             seed=self.options.seed,

@@ -164,7 +164,8 @@ class Call:
     """One all-reduce, as all coders of it see it.
 
     Args:
-        rank: this rank.
+        rank: this rank, its number in the group.
+        ranks: the number in the job of each rank of the group, for errors.
         number: number of the all-reduce, the same on all ranks.
         step: number of the step, which keys the noise and sets tolerances.
         seed: the config's seed of stochastic rounding.
@@ -174,6 +175,7 @@ class Call:
     """
 
     rank: int
+    ranks: Sequence[int]
     number: int
     step: int
     seed: int
@@ -314,7 +316,7 @@ class MessageCoder:
             later, see core.checks.
         """
         frames = self._frames(received, expected)
-        decode_frames(frames, expected, out, ranks=sources, traffic=self.traffic)
+        decode_frames(frames, expected, out, ranks=self._named(sources), traffic=self.traffic)
 
     def add_up(
         self,
@@ -337,11 +339,14 @@ class MessageCoder:
             self._frames(received, expected),
             expected,
             out,
-            ranks=sources,
+            ranks=self._named(sources),
             traffic=self.traffic,
             held_at=place,
             memory=lambda numel: self.scratch.empty("summands", numel, out),
         )
+
+    def _named(self, sources: Sequence[int]) -> list[int]:
+        return [self._call.ranks[source] for source in sources]
 
     def _frames(self, received: ReceivedMessages, expected: PlacedFrames) -> SealedFrames:
         announced = expected.announced if frame.is_on_gpu(received.buffer) else None

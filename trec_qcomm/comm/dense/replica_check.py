@@ -29,7 +29,7 @@ def checked(
     values: Tensor,
     weights: Sequence[Tensor],
     rank: int,
-    world_size: int,
+    ranks: Sequence[int],
     name: str,
 ) -> Rounds:
     """Run the rounds of an all-reduce, and one more in which all ranks compare what they have.
@@ -40,13 +40,15 @@ def checked(
         parameters: P shapes, in the order of the values.
         values: [E] float32, in which the result will be.
         weights: the parameters' own values, E in all.
+        rank: this rank, its number in the group.
+        ranks: the number in the job of each rank of the group, for the error.
         name: words for the collective, for errors.
     Raises: UnequalReplicasError: some other rank has other bits.
     """
     yield from rounds
     numels, held = [p.numel for p in parameters], torch.cat([w.flatten() for w in weights])
     mine = digests(values, numels) + digests(held, numels) * _MULTIPLIERS[0]
-    others = [other for other in range(world_size) if other != rank]
+    others = [other for other in range(len(ranks)) if other != rank]
     message, nbytes = mine.view(torch.uint8), [_DIGEST_NBYTES * len(mine)] * len(others)
     received = yield Round(
         sends=[(other, message) for other in others],
@@ -58,8 +60,8 @@ def checked(
     differs = (theirs != mine).cpu()
     if bool(differs.any()):
         raise UnequalReplicasError(
-            rank=rank,
-            peers=[others[n] for n in differs.any(dim=1).nonzero().flatten().tolist()],
+            rank=ranks[rank],
+            peers=[ranks[others[n]] for n in differs.any(dim=1).nonzero().flatten().tolist()],
             parameters=[parameters[n].name for n in differs.any(dim=0).nonzero().flatten()],
             collective=name,
         )

@@ -29,7 +29,7 @@ from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.coder import GradientObserver
 from trec_qcomm.comm.dense.error_feedback import owed, scaled
 from trec_qcomm.comm.dense.replica_check import checked
-from trec_qcomm.comm.peers import make_gloo_group
+from trec_qcomm.comm.peers import Peers, make_gloo_group
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.comm.streams import side_stream
 from trec_qcomm.config import AllReduceRule, GradientRule
@@ -149,7 +149,7 @@ class GradientAllReduce(ABC):
         what = "gradients: ranks of the group have different rules or parameters"
         check_equal(group, ours, what)
         self._reduction, self._shapes_by_parameter = reduction, shapes_by_parameter
-        reduction.observer = self._observer
+        reduction.observer, reduction.ranks = self._observer, Peers(group).ranks
 
     def _codecs(self) -> Iterator[tuple[str, Codec]]:
         """Yield the codecs of all rules, with the fields that hold them."""
@@ -210,7 +210,7 @@ class GradientAllReduce(ABC):
             self._follow_scale()
         rounds = self._rounds(shapes, values, is_last)
         if is_checked:
-            place = self._reduction.rank, self._reduction.world_size
+            place = self._reduction.rank, self._reduction.ranks
             weights = [parameter.detach() for parameter in bucket.parameters()]
             rounds = checked(rounds, shapes, values, weights, *place, name)
             self._was_loaded = self._was_loaded and not is_last

@@ -28,7 +28,7 @@ def play(ranks: Sequence[Rounds]) -> None:
         for rank in ready:
             wanted = waiting.pop(rank)
             messages = [mail[source, rank].popleft() for source in _sources(wanted)]
-            sizes = _sizes(wanted, messages)
+            sizes = _sizes(wanted, messages, range(len(ranks)))
             buffer = torch.cat(messages) if messages else torch.empty(0, dtype=torch.uint8)
             _advance(ranks[rank], ReceivedMessages(buffer, sizes), rank, waiting, mail)
 
@@ -61,11 +61,10 @@ def _is_there(wanted: Round, rank: int, mail: dict[tuple[int, int], deque[Tensor
     return all(len(mail[source, rank]) >= sources.count(source) for source in set(sources))
 
 
-def _sizes(wanted: Round, messages: Sequence[Tensor]) -> list[int]:
+def _sizes(wanted: Round, messages: Sequence[Tensor], ranks: Sequence[int]) -> list[int]:
     """Return the size of each source's message, checked; 0 where none comes."""
     limits = wanted.max_nbytes if wanted.nbytes is None else wanted.nbytes
     sizes, coming = [], iter(messages)
     for limit in limits:
         sizes.append(next(coming).numel() if limit else 0)
-    wanted.check_sizes(sizes)
-    return sizes
+    return wanted.checked_sizes(sizes, ranks)
