@@ -29,8 +29,18 @@ READS = (
 def fake_gpu():
     """Treat CPU tensors as a GPU's inside the `with` block; kernels are interpreted."""
     patched = mock.patch.object(frame, "is_on_gpu", return_value=True)
-    with patched, default_backend("gpu"), fast_interpreter():
+    with patched, default_backend("gpu"), fast_interpreter(), _Division():
         yield
+
+
+class _Division(TorchFunctionMode):
+    """Division by a Python number as CUDA has it: a multiplication by the float32 reciprocal."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func.__name__ in ("div_", "div", "__truediv__") and isinstance(args[1], int | float):
+            args = args[0], float(torch.tensor(args[1], dtype=torch.float32).reciprocal())
+            func = torch.Tensor.mul_ if func.__name__ == "div_" else torch.mul
+        return func(*args, **(kwargs or {}))
 
 
 def _waits(name, args, kwargs):

@@ -13,12 +13,13 @@ from tests.virtual import exchanges
 from tests.virtual.dry_run import GPU, Group, dry_run
 from tests.virtual.exchanges import dense_step, make, row_names, step_of
 from tests.virtual.stream_run import StreamRun, VirtualStream, VirtualWork
-from trec_qcomm.codecs import Identity
+from trec_qcomm.codecs import Identity, Rowwise
 from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.autograd import RowExchange
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.core.counters import BagCounts, Traffic
+from trec_qcomm.ext.feedback.residuals import RowFeedbackTransform
 from trec_qcomm.integration.compat import KeyedJaggedTensor
 from trec_qcomm.integration.embedding.dists import CodedRowWiseDist
 from trec_qcomm.integration.ids import unique_bags
@@ -183,6 +184,54 @@ def test_a_pipeline_that_does_not_record_distinct_bags():
     assert all(
         re.fullmatch("freed to ids while .* on main may still use it", f) for f in run.faults
     )
+
+
+def fed(run: StreamRun, dims: list[int]) -> None:
+    """Run three steps with residuals of gradients by id; the ids come from a stream of their own.
+
+    Args: dims: the dim of each rank's table.
+    """
+    shards = [(FeatureShard(f"t{rank}", f"f{rank}", 0, dim),) for rank, dim in enumerate(dims)]
+    tables = [f"t{rank}" for rank in range(len(dims))]
+    codecs, exact = (dict.fromkeys(tables, codec) for codec in (Rowwise(8), Identity()))
+    collective = PooledAllToAll(
+        Group(len(dims)),
+        Layout(tuple(shards)),
+        codecs=DirectionCodecs(codecs, codecs),
+        exact=DirectionCodecs(exact, exact),
+        name="fed",
+    )
+    slots = {"backward": dict.fromkeys(tables, 100)}
+    collective.transform = RowFeedbackTransform(collective.plan, slots)
+    kept = [(collective.backward_traffic, "num_evicted")]
+    for bank in collective.transform.residuals["backward"]._banks.values():
+        kept += [(bank, name) for name in ("ids", "residuals", "_claims")]
+    for owner, name in kept:  # on the GPU, as after a first step
+        on_host = getattr(owner, name)
+        setattr(owner, name, torch.empty(on_host.shape, dtype=on_host.dtype, device=GPU))
+    ids_stream = VirtualStream(run, "ids")
+
+    def start():
+        with run.on(ids_stream):
+            return torch.empty(64 * len(dims), dtype=torch.int64, device=GPU).mul_(1)
+
+    coming = start()
+    for _ in range(3):
+        run.main.wait_stream(ids_stream)
+        ids, coming = coming, start()
+        collective.transform.ids = {"backward": ids}
+        rows = torch.empty(64 * len(dims) * dims[0], device=GPU, requires_grad=True)
+        out = collective.start_variable(rows, [[64]] * len(dims), [64] * len(dims)).wait()
+        torch.autograd.grad(out, rows, torch.empty_like(out))
+        del rows, out, ids
+
+
+@pytest.mark.parametrize("dims", [[64, 64], [64, 32]])
+def test_residuals_by_id_in_a_pipeline(dims):
+    with stream_run() as run:
+        fed(run, dims)
+    assert run.faults == []
+    assert run.taken().costs.waits == 0
 
 
 def test_row_wise_rows_are_chosen_before_the_lookup():

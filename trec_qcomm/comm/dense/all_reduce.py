@@ -306,7 +306,7 @@ class Reduction:
         )
         chunks.gather(bucket, values)
         if not part.is_divided:
-            values.div_(self.world_size)
+            values.div_(values.new_full((), self.world_size))  # CUDA inverts a Python number
         numel = len(values) if part.raw_numel is None else part.raw_numel
         raw_nbytes = ring_nbytes(numel, self.world_size)
         algorithm = self.options.algorithm

@@ -143,6 +143,7 @@ class RowExchange:
         with (
             record_function(f"## {op.name} {direction} start ##"),
             side_stream(self.device, values, *fed.tensors),
+            deferring(op.checks),  # own frames are decoded where residuals are kept
         ):
             frames = encode_frames(
                 values,

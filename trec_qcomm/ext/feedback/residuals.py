@@ -24,6 +24,7 @@ from torch import Tensor
 from trec_qcomm.comm.frames.plan import CodecGroup, FramePlan, PlacedFrames
 from trec_qcomm.comm.rows.doors import CallTransform, TransformedRows
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
+from trec_qcomm.comm.streams import use_here
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.segments import exclusive_cumsum, int64_tensor
 from trec_qcomm.core.transfer import upload
@@ -89,7 +90,8 @@ class FedCall(CallTransform):
         kept = self._residuals.get(direction)
         if kept is None:
             return None
-        return kept.added(values, sent, self._ids[direction], traffic)
+        use_here(ids := self._ids[direction])  # made by the input dist
+        return kept.added(values, sent, ids, traffic)
 
 
 class RowResiduals:
@@ -196,10 +198,8 @@ class RowResiduals:
         """Yield the table of each segment with slots, its number among the table's, and its slots:
         their bank, the first and the end."""
         numbers: dict[str, int] = {}
-        vectors = self._dims, self._base, self._slots
-        for table, dim, begin, slots in zip(
-            self._plan.tables, *(v.tolist() for v in vectors), strict=True
-        ):
+        lists = (vector.tolist() for vector in (self._dims, self._base, self._slots))
+        for table, dim, begin, slots in zip(self._plan.tables, *lists, strict=True):
             number = numbers[table] = numbers.get(table, -1) + 1
             if slots:
                 yield table, number, self._banks[dim], begin, begin + slots

@@ -197,4 +197,4 @@ def _mean(absent: Tensor, terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         term[places] = values
         total = term if total is None else total.add_(term)
     assert total is not None
-    return total.div_(len(terms))
+    return total.div_(total.new_full((), len(terms)))  # CUDA inverts a Python number

@@ -144,13 +144,12 @@ class LowRankReduction(Reduction):
     ) -> Rounds:
         """Yield the rounds of both messages."""
         first, second, lost = messages.buffers
-        parts = torch.split(bucket.div_(self.world_size), [p.numel for p in parameters])
+        bucket.div_(bucket.new_full((), self.world_size))  # CUDA inverts a Python number
+        parts = torch.split(bucket, [p.numel for p in parameters])
         others = [parts[n] for n in messages.others]
         kept = [self.matrices.by_name[parameters[n].name] for n in messages.matrices]
-        matrices = [
-            parts[n].view_as(matrix.residual)
-            for n, matrix in zip(messages.matrices, kept, strict=True)
-        ]
+        pairs = zip(messages.matrices, kept, strict=True)
+        matrices = [parts[n].view_as(matrix.residual) for n, matrix in pairs]
         lefts = [keeper.begin(matrix) for keeper, matrix in zip(kept, matrices, strict=True)]
         _pack([*others, *lefts], first)
         yield from rounds[0]
