@@ -10,6 +10,8 @@
   begin with of, as, see, by, those or these.
 - A comment does not begin with of, as or by, unless it goes on from the line before.
 - No identifier is a bare `of`, `found`, `own` or `way`.
+- On the pages of the site's book "Use" no sentence has more than 30 words. Code, tables, headings
+  and targets of links do not count; code within a line is one word.
 
 CONTRIBUTING.md says why. Exit status 1 where something is found, one line each.
 """
@@ -26,6 +28,8 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
+MOST_WORDS = 30
 NAMES = {"of", "found", "own", "way", "ways"}
 # Words that a sentence cannot begin with if it is read alone.
 _DANGLING = (
@@ -45,13 +49,25 @@ _SECTION = re.compile(r"^\s*(Args|Returns|Raises|Derived|Attributes):")
 _COMMENT = re.compile(
     r"(?:Of|As|By|Likewise|Ditto|That of|Those of)\b(?! (?:a |the )?(?:far|long|soon))"
 )
+_NO_PROSE = re.compile(
+    r"<!--\s*from.*?<!--\s*end\s*-->|<!--.*?-->|^```.*?^```|!\[[^]]*\]\([^)]*\)", re.S | re.M
+)
+_LINK_TARGET = re.compile(r"\]\([^)]*\)")
+_INLINE_CODE = re.compile(r"`[^`]*`")
+_SENTENCE_END = re.compile(r"(?<=[.!?])[)*_\"]*(?=\s)")
+_ITEM = re.compile(r"\s*(?:[-*]|\d+\.)\s")
 
 
-def problems_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number, what is wrong) for one file."""
+def problems_of(path: Path, *, is_for_users: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield (line number, what is wrong) for one file.
+
+    Args: is_for_users: whether sentences must be short, too.
+    """
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         yield from _page_problems(text)
+        if is_for_users:
+            yield from _long_sentences(text)
     else:
         yield from _python_problems(ast.parse(text, filename=str(path)), text)
 
@@ -140,6 +156,43 @@ def _page_problems(text: str) -> Iterator[tuple[int, str]]:
                 yield number, f"the first sentence cannot be read alone: {line!r:.70}"
 
 
+def _long_sentences(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines at which sentences of more than MOST_WORDS words begin."""
+    text = _NO_PROSE.sub(lambda match: re.sub(r"[^\n]", "", match.group()), text)
+    text = _INLINE_CODE.sub(lambda match: "code" + "\n" * match.group().count("\n"), text)
+    for line, paragraph in _paragraphs(text):
+        begin = 0
+        for end in [*(m.end() for m in _SENTENCE_END.finditer(paragraph)), len(paragraph)]:
+            sentence = paragraph[begin:end].lstrip()
+            words = [w for w in _LINK_TARGET.sub("]", sentence).split() if re.search(r"\w", w)]
+            if len(words) > MOST_WORDS:
+                first = line + paragraph.count("\n", 0, end - len(sentence))
+                yield first, f"{len(words)} words in a sentence: {' '.join(words)!r:.70}"
+            begin = end
+
+
+def _paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (first line, text) of each paragraph and each item of a list."""
+    first, rows = 1, list[str]()
+    for number, row in enumerate([*text.split("\n"), ""], start=1):
+        is_prose = bool(row.strip()) and not row.startswith(("|", "#", "    "))
+        if rows and (not is_prose or _ITEM.match(row)):
+            yield first, "\n".join(rows)
+            rows = []
+        if is_prose:
+            first = first if rows else number
+            rows.append(row)
+
+
+def pages_for_users() -> set[Path]:
+    """Return the pages of the site's first book, "Use"."""
+    navigation = (ROOT / ".docs" / "mkdocs.yml").read_text(encoding="utf-8")
+    match = re.search(r"^  - Use:\n((?:    .*\n)*)", navigation, re.MULTILINE)
+    if match is None:
+        raise ValueError(".docs/mkdocs.yml: nav: the book Use is missing")
+    return {ROOT / row.rsplit(": ", 1)[1] for row in match.group(1).splitlines()}
+
+
 def tracked(places: Iterable[str]) -> list[Path]:
     """Return the Python and Markdown files that git knows, at these places or everywhere."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *places]
@@ -153,10 +206,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("places", nargs="*", help="files or folders (default: all)")
-    files = tracked(parser.parse_args().places)
+    files, for_users = tracked(parser.parse_args().places), pages_for_users()
     count = 0
     for path in files:
-        for line, problem in sorted(problems_of(path)):
+        is_for_users = path.resolve() in for_users
+        for line, problem in sorted(problems_of(path, is_for_users=is_for_users)):
             print(f"{path}:{line}: {problem}")
             count += 1
     print(f"check_prose: {len(files)} files, {count} problems")

@@ -66,10 +66,19 @@ def on_post_build(config: MkDocsConfig) -> None:
     for item in _navigation[0].items:
         if isinstance(item, Section):
             lines += ["", f"## {item.title}", ""]
-            lines += [_entry(child) for child in item.children if isinstance(child, Page)]
+            lines += [_entry(page) for page in _pages(item)]
         elif isinstance(item, Page):
             lines += ["", _entry(item)]
     Path(config.site_dir, "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _pages(section: Section) -> Iterator[Page]:
+    """Yield the pages of a section, those of sections inside it included."""
+    for child in section.children:
+        if isinstance(child, Section):
+            yield from _pages(child)
+        elif isinstance(child, Page):
+            yield child
 
 
 def _entry(page: Page) -> str:

@@ -13,11 +13,11 @@ check_prose = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(check_prose)
 
 
-def problems(tmp_path, text, name="module.py"):
+def problems(tmp_path, text, name="module.py", **options):
     """Return the line numbers of what is found in a file of this text."""
     path = tmp_path / name
     path.write_text(text)
-    return [line for line, _ in check_prose.problems_of(path)]
+    return [line for line, _ in check_prose.problems_of(path, **options)]
 
 
 @pytest.mark.parametrize(
@@ -75,3 +75,37 @@ def test_pages_are_looked_at_below_headings_only(tmp_path):
         "# Title\n\nOf one rank.\n\nOf another.\n\n```\n# comment\nof code\n```\n\n## Two\nIt is.\n"
     )
     assert problems(tmp_path, page, "page.md") == [3]
+
+
+LONG = "one " * 15 + "\n" + "two " * 15 + "three."
+
+
+def test_long_sentences_are_found_on_pages_for_users_only(tmp_path):
+    page = f"# Title\n\nShort one.\n{LONG} Short.\n\n- item\n- {LONG}\n"
+    assert problems(tmp_path, page, "page.md", is_for_users=True) == [4, 8]
+    assert problems(tmp_path, page, "page.md") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one " * 29 + "two. Three four.",
+        "one " * 29 + "`two three\nfour`.",
+        "one " * 29 + "[two](three.md#four 'five six').",
+        "one " * 20 + "\n\n" + "two " * 20,
+        "- " + "one " * 20 + "\n- " + "two " * 20,
+        "| " + "one " * 40 + "|",
+        "```\n" + "one " * 40 + "\n```",
+        "    python " + "one " * 40,
+        "<!-- from x.jsonl -->\n" + "one " * 40 + "\n<!-- end -->",
+        "### " + "one " * 40,
+    ],
+)
+def test_code_tables_headings_and_targets_of_links_do_not_count(tmp_path, text):
+    assert problems(tmp_path, text + "\n", "page.md", is_for_users=True) == []
+
+
+def test_the_pages_for_users_exist_and_readme_is_one():
+    pages = check_prose.pages_for_users()
+    assert PATH.parents[1] / "README.md" in pages
+    assert all(page.is_file() for page in pages)
