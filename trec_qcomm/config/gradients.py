@@ -139,7 +139,7 @@ class GradientRule(AllReduceRule):
         if self.scope == "global" and self.refresh is None:
             raise ValueError("scope: global: only where refresh finds the threshold")
         if self.error_feedback and self.codec.contract is Contract.EXACT:
-            raise ValueError(f"error_feedback: {self.codec.name} keeps nothing back")
+            raise ValueError(f"error_feedback: {self.codec.name} keeps nothing back: leave it out")
 
     @classmethod
     def fields_of_keys(cls, data: Mapping[str, Any]) -> Mapping[str, str]:

@@ -66,7 +66,7 @@ class PatternRules:
             known = ", ".join(pattern for patterns in self.patterns for pattern in patterns)
             raise ValueError(
                 f"{source}: {self.where}: no pattern matches {self.noun} {name!r}; "
-                f"patterns: {known}"
+                f"patterns: {known}; * would match it"
             )
         return number
 

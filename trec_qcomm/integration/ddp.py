@@ -43,7 +43,7 @@ class CountedDataParallelWrapper(DefaultDataParallelWrapper):
         if session.config.dense is not None and self._precision is not None:
             raise ValueError(
                 f"{session.config.source}: dense and allreduce_comm_precision "
-                f"{self._precision!r} exclude one another"
+                f"{self._precision!r} exclude one another: leave one out"
             )
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:

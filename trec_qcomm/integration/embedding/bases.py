@@ -206,7 +206,7 @@ def refuse_sync_collectives() -> None:
     With it TorchRec's own codecs silently stop the training of the embeddings.
     """
     if get_use_sync_collectives():
-        raise ValueError("torchrec's use_sync_collectives is not supported by trec_qcomm")
+        raise ValueError("torchrec's use_sync_collectives is not supported: unset it")
 
 
 def _check_device(device: torch.device, rules: Mapping[str, TableRule]) -> None:

@@ -82,7 +82,7 @@ class Debugger(Extension, Observer):
             shadow that does not take rows of their length.
         """
         if (before := debugger_of(session)) is not None and before._is_at_work:
-            raise ValueError("debug: a debugger is at work already")
+            raise ValueError("debug: a debugger is at work already; end that one first")
         self._session = session
         try:
             for module, collective in session.collectives.by_module():

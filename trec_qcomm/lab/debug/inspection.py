@@ -156,7 +156,7 @@ def attribute(qcomm: QComm, loss_fn: LossFunction, batch: Any) -> Attribution:
     coded = {t: c for one in session.collectives for t, c in one.codecs.forward.items()}
     tables = sorted(t for t, codec in coded.items() if codec.contract is not Contract.EXACT)
     if not tables:
-        raise ValueError("attribute: no table is sharded yet, or all forward codecs are exact")
+        raise ValueError("attribute: no table is sharded yet (call it then), or codecs are exact")
     losses = []
     with torch.no_grad(), leaving_no_trace(session):
         for exact in (set[str](), set(session.tables), *({table} for table in tables)):

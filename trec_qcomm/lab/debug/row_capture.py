@@ -79,7 +79,7 @@ class RowCapture(Observer):
         if type(steps) is not int or steps < 1:
             raise ValueError(f"capture_rows: steps: {steps!r} is not an integer >= 1")
         if not observed:
-            raise ValueError("capture_rows: no table is sharded yet, or none is sent")
+            raise ValueError("capture_rows: no table is sharded yet (call it then) or sent")
         dtypes = {c.dtype for c in observed} - {torch.float32}
         if dtypes:
             raise ValueError(
