@@ -66,7 +66,6 @@ LEFT_OUT = {  # (page, beginning of the block or command): why it does not run h
     (f"{EXAMPLES}/criteo/README.md", "python examples/criteo/preprocess.py"): DATA,
     (f"{EXAMPLES}/criteo/README.md", "torchrun"): f"{CRITEO}; hosts of a user",
     (f"{EXAMPLES}/criteo/README.md", "export "): "hosts of a user",
-    (f"{EXAMPLES}/criteo/README.md", "for name in"): CRITEO,
     (
         f"{EXAMPLES}/papers/README.md",
         "python -m examples.papers",
