@@ -58,8 +58,6 @@ LEFT_OUT = {  # (page, beginning of the block or command): why it does not run h
     (f"{EXAMPLES}/bench/README.md", "RANK=0 "): "needs GPUs",
     (f"{EXAMPLES}/criteo/README.md", "a63d3dd:"): OLD,
     (f"{EXAMPLES}/criteo/README.md", "make accuracy"): HOURS,
-    (f"{EXAMPLES}/criteo/README.md", "mkdir study"): f"{HOURS}, {OLD}",
-    (f"{EXAMPLES}/criteo/README.md", "python .../"): f"{HOURS}, {OLD}",
     (f"{EXAMPLES}/criteo/README.md", "python examples/criteo/studies"): f"{HOURS}, {DATA}",
     (f"{EXAMPLES}/criteo/README.md", "python examples/criteo/compare.py"): CRITEO,
     (f"{EXAMPLES}/criteo/README.md", "python examples/criteo/train.py"): CRITEO,
