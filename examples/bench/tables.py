@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +41,10 @@ IN_SHORT = {
     "row_wise": ("stock", "int8", "fast", "best"),
 }
 RATES_IN_SHORT = ("25mbit", "100mbit", "1gbit", "none")
+NOT_IN_LINKS = ("stock", "int4", "dct")
+AUTO = ("stock", "int8", "fast", "best", "auto")
+SHARDINGS = ("table_wise", "column_wise", "table_row_wise", "grid_shard", "data_parallel")
+SCALED = ("stock", "stock_fp16", "int8", "best")
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -259,6 +263,86 @@ def networks_in_short(measured: Sequence[NetworkRecord]) -> str:
     return f"{table}\n\n{network_origin(chosen)}\n"
 
 
+def networks_not_in_links(measured: Sequence[NetworkRecord]) -> str:
+    """Return the tables of those configurations that links.jsonl lacks, and of `stock`."""
+    return networks([r for r in measured if r.configuration in NOT_IN_LINKS])
+
+
+def choices(measured: Sequence[NetworkRecord]) -> str:
+    """Return a line for each size of a batch, rate and plan: steps of `auto` and of its choices."""
+    cells: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
+    for r in measured:
+        cell = str(r.setup["batch_size"]), RATES[r.rate], str(r.setup["plan"])
+        cells[cell][r.configuration] = 1e3 * r.step_s.p50
+    rows = []
+    for cell, ms in cells.items():
+        fastest = min(ms[name] for name in AUTO if name != "auto")
+        ratios = [f"{ms['auto'] / base:.2f}" for base in (ms["stock"], fastest)]
+        rows.append([*cell, *(f"{ms[name]:.0f} ms" for name in AUTO), *ratios])
+    names = [f"`{name}`" for name in AUTO]
+    head = ["samples a host", "link", "plan", *names, "`auto` / `stock`", "`auto` / fastest"]
+    return "\n".join([markdown(head, rows), "", f"Dim 16; {_made_with(measured)}, no GPU.", ""])
+
+
+def predictions(measured: Sequence[Record]) -> str:
+    """Return what `trec_qcomm simulate` said: of runs on networks, then of clusters."""
+    ratios: dict[tuple[int, int, int], list[float]] = defaultdict(list)
+    names, rates = ("table_wise", "row_wise", "two_level"), list(RATES)
+    for r in measured:
+        if isinstance(r, records.ValidationRecord) and not r.is_fitted:
+            place = r.num_hosts, names.index(str(r.plan)), rates.index(r.rate)
+            ratios[place].append(r.predicted_s / r.measured_s)
+    runs = []
+    for (num_hosts, name, rate), at_place in sorted(ratios.items()):
+        within = [str(sum(abs(x - 1) <= most for x in at_place)) for most in (0.2, 0.05)]
+        cells = [f"{num_hosts}, {names[name]}, {RATES[rates[rate]]}", str(len(at_place))]
+        runs.append([*cells, f"{min(at_place):.2f} to {max(at_place):.2f}", *within])
+    head = ["hosts, plan, link", "runs", "predicted / measured", "within 20 %", "within 5 %"]
+    return "\n".join([markdown(head, runs), "", _clusters(measured), ""])
+
+
+def _clusters(measured: Sequence[Record], gbit_s: float = 400.0) -> str:
+    """Return a line a plan and number of GPUs: steps at a speed, and the speeds that pay."""
+    scales = {
+        (r.plan, r.num_gpus, r.configuration): r
+        for r in measured
+        if isinstance(r, records.ScaleRecord) and r.network_gbit_s == gbit_s
+    }
+    limits = {
+        (r.plan, r.num_gpus, r.configuration): r
+        for r in measured
+        if isinstance(r, records.BreakEvenRecord)
+    }
+    rows = []
+    for plan, num_gpus in dict.fromkeys(key[:2] for key in scales):
+        at_place = [scales[plan, num_gpus, name] for name in SCALED]
+        steps = [f"{1e3 * r.step_s:.4g}, {100 * r.communication_share:.0f} %" for r in at_place]
+        speeds = [_limit(limits[plan, num_gpus, name]) for name in SCALED[1:]]
+        rows.append([plan, str(num_gpus), *steps, *speeds])
+    names = [f"`{name}`" for name in SCALED]
+    head = ["plan", "GPUs", *names, *(f"{name}: limit" for name in names[1:])]
+    return markdown(head, rows)
+
+
+def _limit(record: records.BreakEvenRecord) -> str:
+    speed = record.network_gbit_s
+    return record.pays if speed is None else f"{speed:.0f}" if speed <= 1e4 else ">10000"
+
+
+def planned(measured: Sequence[records.BenchRecord]) -> str:
+    """Return a line a number of GPUs and codec: what TorchRec's planner chose, and its forecast."""
+    figures = ("predicted_step_ms", "comms_share", "predicted_step_ms_with_the_plan_of_fp32")
+    rows = []
+    for r in measured:
+        step, share, other = (float(r.figures[name] or 0) for name in figures)
+        tables_by_sharding = [str(r.case.get(name) or "") for name in SHARDINGS]
+        forecast = [f"{step:.2f}", f"{100 * share:.0f} %", f"{other:.2f}"]
+        rows.append([str(r.case["num_gpus"]), r.configuration, *tables_by_sharding, *forecast])
+    head = ["GPUs", "codec", *(name.replace("_", "-") for name in SHARDINGS)]
+    head += ["predicted step [ms]", "communication", "with fp32's plan [ms]"]
+    return markdown(head, rows) + f"\n\n{_made_with(measured)}.\n"
+
+
 def plans(measured: Sequence[NetworkRecord], base: str = "table_wise") -> str:
     """Return a line for each configuration and plan, of plans that were trained in turn.
 
@@ -384,10 +468,14 @@ class Section:
         return before + mark + self.made() + END + after
 
 
-NETWORKS = ("links", "links_planned", "links_4_hosts", "dcn", "sequences", "net")
+NETWORKS = ("links", "links_planned", "links_4_hosts", "dcn", "sequences")
 SECTIONS = (
     Section(ROOT / "README.md", "links.jsonl", networks_in_short),
     *(Section(BENCH / "README.md", f"{name}.jsonl", networks) for name in NETWORKS),
+    Section(BENCH / "README.md", "net.jsonl", networks_not_in_links),
+    Section(BENCH / "README.md", "auto.jsonl", choices),
+    Section(BENCH / "README.md", "simulate.jsonl", predictions),
+    Section(BENCH / "README.md", "plans.jsonl", planned),
     Section(BENCH / "README.md", "plans_4_hosts.jsonl", plans),
     Section(BENCH / "README.md", "placements_4_hosts.jsonl", plans),
     Section(BENCH / "README.md", "codec.jsonl", partial(codecs, dims=(64, 16))),
