@@ -40,7 +40,7 @@ endef
 export PTH
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo accuracy bench-net bench-codec report pictures test test-core test-lab test-fast test-gpu gpu-evidence kernels fuzz chaos test-versions check-torch lint types layers docs check format clean
+.PHONY: help venv demo accuracy bench-net bench-codec report pictures test test-core test-lab test-fast test-gpu gpu-evidence ptx kernels fuzz chaos test-versions check-torch lint types layers docs check format clean
 
 help:  ## List the targets
 	@echo "make TARGET [PYTHON=python3.12] [ARGS='-k rowwise'] [CONFIGS='configs/a.yaml ...'] [VERSIONS='1.7.0 ...']"
@@ -86,6 +86,9 @@ test-gpu:  ## Run the tests of GPU kernels on a CUDA device, in the environment 
 
 gpu-evidence:  ## Run on a CUDA device what shows that all is right there, and how fast (ARGS=--help)
 	$(GPU_PYTHON) -m examples.bench.gpu_evidence $(ARGS)
+
+ptx: $(DEV)  ## Run every GPU kernel's PTX on the CPU, in all forms (gcc; long; ARGS=--help)
+	$(ONE_THREAD) $(PY) -m tests.ptx $(ARGS)
 
 kernels: $(DEV)  ## Compile every GPU kernel in all its forms and look for spilled registers (minutes)
 	$(ONE_THREAD) $(PY) -m tests.ops.kernel_table --all

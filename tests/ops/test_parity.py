@@ -295,17 +295,6 @@ def test_rank_sum(num_parts, size):
     assert_equal(out.view(torch.int32) for out in sums)
 
 
-@pytest.mark.triton
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_sum_that_is_nan_has_one_value(backend):
-    nan = torch.tensor([-1, 0x7F800001, 0x7FC12345], dtype=torch.int32).view(torch.float32)
-    infinite = torch.tensor([torch.inf, -torch.inf, 1.0])
-    parts = torch.cat([torch.stack([nan, nan.flip(0)]), torch.stack([infinite, -infinite])], 1)
-    out = torch.zeros(6, device=device_of(backend))
-    rank_sum(parts.to(out.device), out, backend=backend)
-    assert out.view(torch.int32).tolist() == 5 * [0x7FC00000] + [0]
-
-
 def test_rank_sum_refuses_what_it_cannot_add():
     for bad, message in [
         (torch.zeros(2, 3).double(), "float32"),

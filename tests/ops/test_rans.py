@@ -41,17 +41,6 @@ def test_awkward_indices(dim):
         ENCODER.check(q)
 
 
-@settings(deadline=None, max_examples=100)
-@given(
-    q=st.lists(
-        st.one_of(st.just(0), st.integers(-3, 3), st.integers(-MAX_INDEX, MAX_INDEX)), max_size=100
-    ),
-    times=st.integers(1, 60),
-)
-def test_any_indices(q, times):
-    ENCODER.check(np.array(q * times, np.int32))
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     num_values=st.integers(1, 6000),

@@ -11,12 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.ops.backends import decode_on
 from tests.ops.error_bound_kernels import (
     GPU,
     bytes_of,
     check,
-    codec_of,
     decode,
     encode,
     noise,
@@ -24,7 +22,6 @@ from tests.ops.error_bound_kernels import (
 )
 from tests.ops.index_encoders import normal, with_outliers
 from tests.ops.interpreter import fast_interpreter
-from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops.error_bound import cpu
 from trec_qcomm.ops.rans import reference
@@ -130,23 +127,6 @@ def test_raw_and_constant_beside_rans():
     assert check_rans(values, segments, 0.1) == {cpu.RANS, cpu.CONSTANT, cpu.RAW}
 
 
-def test_any_rows():
-    """Batches of short segments of many scales, with outliers, copies, NaN."""
-    generator = np.random.default_rng(3)
-    kinds = set()
-    for _ in range(8):
-        parts, num_rows = [], generator.integers(0, 40, 3)
-        for n in num_rows.tolist():
-            part = generator.normal(0, 10.0 ** generator.uniform(-2, 3), (n, 3))
-            part[generator.random((n, 3)) < generator.choice([0, 0.05])] = 1e5
-            part[generator.random((n, 3)) < generator.choice([0, 0.1])] = 0
-            part[generator.random((n, 3)) < generator.choice([0, 0.03])] = np.nan
-            parts.append(part)
-        values = torch.from_numpy(np.concatenate(parts).astype(np.float32))
-        kinds |= check_rans(values, Segments.packed(num_rows.tolist(), 3), 0.1)
-    assert kinds == {cpu.RANS, cpu.RAW}
-
-
 def test_segments_of_any_encoder_are_decoded_together():
     rows, segments = noise(50, 5), Segments.packed([30, 0, 20], 5)
     parts = [encode(rows, segments, 0.1, False, "cpu", name) for name in ("rans", "bitpack")]
@@ -195,51 +175,6 @@ def test_fewer_bytes_than_a_header_get_the_verdict_of_cpu():
         ours, theirs = forged_verdicts(rows, Segments.packed([num_values], 1), data)
         assert ours == theirs
         assert isinstance(ours, tuple)
-
-
-def test_random_bytes_do_no_harm():
-    rows, segments = noise(40, 3), Segments.packed([40], 3)
-    sound = bytes_of(encode(rows, segments, 0.05, False, "cpu", "rans"))
-    generator = torch.Generator().manual_seed(2)
-    for trial in range(10):
-        data = sound.clone()
-        size = 1 << trial % 5
-        begin = 8 + int(torch.randint(len(data) - 8 - size, (1,), generator=generator))
-        data[begin : begin + size] = torch.randint(
-            256, (size,), generator=generator, dtype=torch.uint8
-        )
-        ours, theirs = forged_verdicts(rows, segments, data)
-        assert ours == theirs
-
-
-def test_every_other_size_is_refused():
-    rows, segments = noise(9, 7), Segments.packed([9], 7)
-    encoded = encode(rows, segments, 0.05, False, "cpu", "rans")
-    size = int(encoded.nbytes[0])
-    for wrong in (n for n in [0, 8, 16, size - 8, size - 4, size + 8] if n != size):
-        payload = torch.zeros(size + 24, dtype=torch.uint8)
-        payload[:size] = bytes_of(encoded)
-        forged = Encoded(payload, torch.tensor([0]), torch.tensor([wrong]))
-        with pytest.raises(CorruptFrameError):
-            decode(forged, segments, rows, "gpu")
-
-
-def test_the_first_bad_segment_is_named_and_only_rows_of_good_ones_are_written():
-    rows, segments = noise(40, 4), Segments.packed([10, 10, 0, 10, 10], 4)
-    encoded = encode(rows, segments, 0.05, False, "cpu", "rans")
-    payload = encoded.payload.clone()
-    for s, place in ((1, 9), (3, -1)):  # the number of classes; words, or what pads them
-        end = int(encoded.at[s]) + (place if place > 0 else int(encoded.nbytes[s]) + place - 8)
-        payload[end] ^= 0x55
-    out = torch.full_like(rows, 9.0, device=GPU)
-    forged = Encoded(payload.to(GPU), encoded.at, encoded.nbytes)
-    with pytest.raises(CorruptFrameError, match="invalid indices") as raised:
-        decode_on("gpu", codec_of(), forged, segments, out)
-    assert raised.value.segment == 1
-    good, whole = out.cpu().view(torch.int32), decode(encoded, segments, rows, "cpu")
-    for part in (slice(0, 10), slice(30, 40)):
-        assert torch.equal(good[part], whole[part])
-    assert bool((out[10:30] == 9).all())
 
 
 @pytest.mark.slow

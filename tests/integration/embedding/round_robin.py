@@ -135,25 +135,11 @@ class ShardedRoundRobinSequences(ShardedEmbeddingCollection):
 
 class RoundRobinBagSharder(EmbeddingBagCollectionSharder):
     def shard(self, module, params, env, device=None, module_fqn=None):
-        return ShardedRoundRobinBags(
-            module,
-            params,
-            env,
-            self.fused_params,
-            device,
-            qcomm_codecs_registry=self.qcomm_codecs_registry,
-            module_fqn=module_fqn,
-        )
+        options = {"qcomm_codecs_registry": self.qcomm_codecs_registry, "module_fqn": module_fqn}
+        return ShardedRoundRobinBags(module, params, env, self.fused_params, device, **options)
 
 
 class RoundRobinSequenceSharder(EmbeddingCollectionSharder):
     def shard(self, module, params, env, device=None, module_fqn=None):
-        return ShardedRoundRobinSequences(
-            module,
-            params,
-            env,
-            self.fused_params,
-            device,
-            qcomm_codecs_registry=self.qcomm_codecs_registry,
-            label="row modulo rank",
-        )
+        options = {"qcomm_codecs_registry": self.qcomm_codecs_registry, "label": "row modulo rank"}
+        return ShardedRoundRobinSequences(module, params, env, self.fused_params, device, **options)

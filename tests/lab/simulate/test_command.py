@@ -59,20 +59,6 @@ def test_the_command_says_and_writes_all(
     assert last.endswith("; throughputs assumed")
 
 
-def test_at_the_break_even_steps_are_equal(sample_path: Path, tmp_path: Path) -> None:
-    out = tmp_path / "a.jsonl"
-    words = ["--records", str(sample_path), "--gpus", "64", "--plans", "tw"]
-    words += ["--configs", "stock,int8"]
-    assert main([*words, "--out", str(out)]) == 0
-    limit = read(out)[-1]
-    assert isinstance(limit, BreakEvenRecord)
-    at = repr(limit.network_gbit_s)
-    assert main([*words, "--out", str(out), "--force", "--network-gbit-s", at]) == 0
-    one, other = (record for record in read(out) if isinstance(record, ScaleRecord))
-    assert one.step_s == pytest.approx(other.step_s, rel=1e-9)
-    assert one.parts_s != other.parts_s
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

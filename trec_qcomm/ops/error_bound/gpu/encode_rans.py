@@ -207,6 +207,7 @@ def lay_out_rans(
     n, begin = tl.load(num_values + segment), tl.load(at + segment) + _HEADER_NBYTES
     kind, first, size = tl.load(kinds + segment), tl.load(group_offsets + segment), n * 0
     last = tl.load(group_offsets + segment + 1)
+    tl.debug_barrier()  # until all lanes have loaded the kind, which end_segment replaces
     num_verbatim = _add_up(
         verbatim_counts, verbatim_before, first, tl.where(kind == _RAW, first, last), n * 0, BLOCK
     )
