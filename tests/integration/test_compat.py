@@ -16,7 +16,8 @@ OF_TORCH = (
     PACKAGE / "lab" / "ranks" / "process_group.py"
 )  # torch's private names, of process groups
 OPERATORS = "_foreach_"  # torch's own, over lists of tensors
-BACKEND = {"_device_types", "_get_backend", "_timeout"}  # torch's own, of a process group
+# torch's own, of process groups
+BACKEND = {"_device_types", "_get_backend", "_timeout", "_world"}
 OVERRIDDEN = {"_wait_impl", "_dedup_indices", "_create_input_dists"}
 
 
