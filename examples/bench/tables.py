@@ -91,11 +91,11 @@ def network_table(
     rows = []
     for name in names:
         at_rates = [by_place.get((name, rate)) for rate in rates]
-        first = next(record for record in at_rates if record is not None)
-        cells = [_sent(first, by_place.get((base, first.rate)))]
+        last = next(record for record in reversed(at_rates) if record is not None)
+        cells = [_sent(last, by_place.get((base, last.rate)))]
         for rate, record in zip(rates, at_rates, strict=True):
             cells.append("" if record is None else _step(record, by_place.get((base, rate))))
-        rows.append([f"`{name}`", *cells, f"{first.metrics[metric]:.4f}"])
+        rows.append([f"`{name}`", *cells, f"{last.metrics[metric]:.4f}"])
     head = [f"{hosts_text(measured[0])}, {plan}", "sent a step", *steps, METRICS[metric]]
     return markdown(head, rows)
 
