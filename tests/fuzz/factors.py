@@ -27,7 +27,8 @@ def damaged(rounds: Rounds, place: int, generator: torch.Generator) -> Rounds:
         sends = list(wanted.sends)
         if 0 <= place < len(sends) and sends[place][1].numel():
             peer, message = sends[place]
-            sends[place] = peer, mutant(message, generator)
+            # An empty one would be a peer that is lost.
+            sends[place] = peer, m if (m := mutant(message, generator)).numel() else message
         place -= len(sends)
         received = yield Round(sends, wanted.sources, wanted.nbytes, wanted.max_nbytes)
         try:
