@@ -17,17 +17,11 @@ from torchrec.distributed.dist_data import KJTAllToAll
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from tests.integration.gradients.test_device import net, train
-from trec_qcomm import (
-    Config,
-    CorruptFrameError,
-    ErrorBounded,
-    GradientRule,
-    Identity,
-    Rowwise,
-    compress_ddp,
-)
+from trec_qcomm import CorruptFrameError, compress_ddp
+from trec_qcomm.codecs import ErrorBounded, Identity, Rowwise
 from trec_qcomm.comm import transport
 from trec_qcomm.comm.peers import Peers
+from trec_qcomm.config import Config, GradientRule
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ext.replicas import messages
 from trec_qcomm.ext.replicas.banks import Bank

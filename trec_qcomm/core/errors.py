@@ -8,7 +8,7 @@ class CorruptFrameError(RuntimeError):
 
     Args:
         reason: one sentence.
-        rank: the sender in the process group, or None where unknown.
+        rank: the sender, by its number in the job, or None where unknown.
         table: the table whose segment is wrong, or None where the whole frame is.
         segment: number of the bad segment in the batch, from which a caller may find the table.
     """

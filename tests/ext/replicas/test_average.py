@@ -6,11 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.ops.fake_gpu import fake_gpu
 from trec_qcomm import Cast, Identity, Rowwise
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import CorruptFrameError
-from trec_qcomm.ext.replicas.average import Average, MatrixState
+from trec_qcomm.ext.replicas.average import Average, MatrixState, _mean
 from trec_qcomm.ext.replicas.banks import Bank, TouchedRows
 from trec_qcomm.ext.replicas.messages import RowMessages, Rows
 from trec_qcomm.ext.replicas.residuals import Residuals
@@ -139,6 +140,14 @@ def test_nothing_is_lost_but_residuals(num_replicas, algorithm):
         moved = ends[0].double() - start.double()
         assert (moved + sent + owned - changed).abs().max() <= allowed
         assert sent.abs().max() > 10 * allowed or number % 2  # and the codec did lose something
+
+
+@pytest.mark.triton
+def test_a_mean_over_three_replicas_has_the_same_bits_on_a_gpu():
+    terms = [(torch.arange(999), torch.randn(999, 2)) for _ in range(3)]
+    expected = _mean(terms[0][1], terms)
+    with fake_gpu():
+        assert torch.equal(_mean(terms[0][1], terms), expected)
 
 
 def test_residuals_of_two_rows_in_one_slot_do_not_mix():
