@@ -9,13 +9,11 @@ from trec_qcomm import GradientRule, Identity, Rowwise, Threshold
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ext.dct.refresh import ThresholdRefresh
-from trec_qcomm.ext.dual_level.schedule import Exponential
 from trec_qcomm.integration.gradients.dense import make_dense_reduction
 from trec_qcomm.lab.ranks.rounds import play
 
 WORLD_SIZE, DENSITY = 2, 0.05
 PARAMETERS = tuple(ParameterShape(name, n, 1) for name, n in (("a", 4000), ("b", 6000), ("c", 100)))
-FALLING = Exponential(start=8, end_step=6)
 SCALES = {"a": 1.0, "b": 100.0, "c": 1.0}
 
 
@@ -99,43 +97,6 @@ def test_a_step_without_gradients_is_not_looked_at():
         reduced(reductions, 0, scale=0.0)
         means = reduced(reductions, 1)
         assert 0 < share(means["b"]) <= 0.1
-
-
-def test_a_falling_density_is_that_of_the_last_step_that_looks():
-    gradient_rule = rule(schedule=FALLING)
-    reductions, numel = ranks(gradient_rule), 6000 // WORLD_SIZE
-    for step in range(10):
-        # Equal gradients in every step, so that a share between two looks is that of the last one.
-        means = reduced(reductions, 0)
-        density = gradient_rule.refresh.density_at(step // 3 * 3)
-        assert int((means["b"] != 0).sum()) == math.ceil(density * numel) * WORLD_SIZE
-    assert density == DENSITY
-
-
-@pytest.mark.parametrize(("density", "least"), [(0.01, 60), (0.001, 400)])
-def test_bytes_on_the_wire_are_as_few_as_dct_promises(density, least):
-    """All headers counted, in steps that look; a layer of 512 x 512 normal gradients."""
-    refresh = ThresholdRefresh(every=1, density=density, sample="all")
-    gradient_rule = rule(codec=Threshold(1.0, values="int8"), error_feedback=True, refresh=refresh)
-    (layer,) = parameters = [ParameterShape("layer", 2**18, 1)]
-    reductions = [
-        make_dense_reduction(gradient_rule, parameters, rank, 4, Traffic("dense", ["all"]))
-        for rank in range(4)
-    ]
-    for step in range(3):
-        gradient_by_rank = [
-            torch.randn(layer.numel, generator=torch.Generator().manual_seed(10 * step + rank))
-            for rank in range(4)
-        ]
-        play(
-            [
-                r.start(parameters, values)
-                for r, values in zip(reductions, gradient_by_rank, strict=True)
-            ]
-        )
-    for r in reductions:
-        sent = int(r.traffic.wire_nbytes) + r.traffic.header_nbytes
-        assert int(r.traffic.raw_nbytes) / sent >= least
 
 
 def test_what_has_no_threshold_cannot_refresh_it():

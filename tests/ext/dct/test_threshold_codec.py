@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from trec_qcomm import Threshold
-from trec_qcomm.config import codec_from_dict, codec_to_dict
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.testing import check_codec, check_frame
 
@@ -34,11 +33,6 @@ def test_tolerances_take_the_place_of_the_threshold():
     assert out.tolist() == [[0, 2, 3, 4], [0, 0, 0, 8]]
     with pytest.raises(ValueError, match=r"thresholds: -1\.0 is not"):
         codec.encode(rows, segments, payload, at, tolerances=-tolerances / 2)
-
-
-@pytest.mark.parametrize("codec", [*ALL, Threshold(1.5)], ids=repr)
-def test_config_round_trip(codec):
-    assert codec_from_dict(codec_to_dict(codec)) == codec
 
 
 @pytest.mark.parametrize(

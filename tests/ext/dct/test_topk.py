@@ -6,8 +6,8 @@ import torch
 
 from tests.ext.dct import by_hand
 from trec_qcomm.codecs import Identity, Rowwise
-from trec_qcomm.config import HopCodecs, TableRule, codec_from_dict, codec_to_dict
-from trec_qcomm.core.segments import Segments, exclusive_cumsum
+from trec_qcomm.config import HopCodecs, TableRule
+from trec_qcomm.core.segments import Segments
 from trec_qcomm.ext.dct import ForwardMask, TopK
 from trec_qcomm.ext.dct.masks import Masks
 from trec_qcomm.testing import (
@@ -97,21 +97,6 @@ def test_threshold(threshold):
     assert not codec.fixed_size
 
 
-def test_tolerances_take_the_place_of_the_threshold():
-    rows = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
-    segments, codec = Segments.packed([10, 20], 8), TopK(threshold=9.0, values="fp32")
-    most = codec.max_nbytes(segments)
-    payload = torch.empty(int(most.sum()), dtype=torch.uint8)
-    where = (rows, segments, payload, exclusive_cumsum(most)[:-1])
-    encoded = codec.encode(*where, tolerances=torch.tensor([0.5, 1.0], dtype=torch.float64))
-    out = torch.empty_like(rows)
-    codec.decode(encoded, segments, out)
-    thresholds = torch.tensor([0.5] * 10 + [1.0] * 20)[:, None]
-    assert torch.equal(out, torch.where(rows.abs() >= thresholds, rows, 0))
-    with pytest.raises(ValueError, match="tolerances are thresholds"):
-        TopK(density=0.5).encode(*where, tolerances=torch.ones(2, dtype=torch.float64))
-
-
 def test_small_gradients_keep_their_precision_in_fp16():
     """Unscaled, 1e-8 is below half of binary16's smallest number."""
     rows = 1e-8 * torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
@@ -156,11 +141,6 @@ def test_bad_fields_name_what_is_allowed(options, message):
 def test_bad_values_of_forward_mask():
     with pytest.raises(ValueError, match=r"forward_mask.values: 'fp8' is not one of"):
         ForwardMask("fp8")
-
-
-@pytest.mark.parametrize("codec", [*BY_DENSITY, *BY_THRESHOLD, ForwardMask("int8")], ids=repr)
-def test_config_round_trip(codec):
-    assert codec_from_dict(codec_to_dict(codec)) == codec
 
 
 @pytest.mark.parametrize("pair", [HopCodecs, lambda **codecs: TableRule(tables=("*",), **codecs)])

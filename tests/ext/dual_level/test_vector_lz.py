@@ -2,12 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.ext.dual_level import vector_lz_by_hand as by_hand
 from tests.ops.index_encoders import (
-    MAX_INDEX,
     IndexEncoder,
     awkward,
     normal,
@@ -38,19 +35,6 @@ def test_awkward_indices(dim):
     for q in awkward(dim):
         data = ENCODERS[dim].check(q)
         assert data.size <= 1 + literals_nbytes(q)
-
-
-@settings(deadline=None, max_examples=100)
-@given(
-    dim=st.sampled_from(list(ENCODERS)),
-    values=st.lists(
-        st.one_of(st.integers(-2, 2), st.integers(-MAX_INDEX, MAX_INDEX)), min_size=1, max_size=60
-    ),
-    order=st.lists(st.integers(0, 10**6), max_size=600),
-)
-def test_any_rows_in_any_order(dim, values, order):
-    rows = np.resize(np.array(values, np.int32), (1 + len(values) // dim, dim))
-    ENCODERS[dim].check(rows[np.array(order, np.int64) % len(rows)].ravel())
 
 
 @pytest.mark.parametrize(("dim", "q"), KINDS)

@@ -17,7 +17,7 @@ from tests.ext.fbgemm.fbgemm_round_trips import (
 from tests.virtual.dry_run import GPU, dry_run
 from trec_qcomm import Contract, Fbgemm, GradientRule, UnencodableError
 from trec_qcomm.comm.frames.plan import plan_frames
-from trec_qcomm.config import codec_from_dict, codec_to_dict
+from trec_qcomm.config import codec_from_dict
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
 from trec_qcomm.ext import fbgemm
 from trec_qcomm.ext.fbgemm import operators
@@ -213,12 +213,6 @@ def test_mx4_groups_are_parts_of_a_row(dim, group):
     rows = torch.ones(2, dim)
     rows[0] *= 2.0**20
     assert torch.equal(round_trip(codec, rows, Segments.packed([2], dim)), rows)
-
-
-def test_configs_describe_it():
-    codec = codec_from_dict({"codec": "fbgemm", "precision": "int4", "nonfinite": "raise"})
-    assert codec == Fbgemm("int4", "raise")
-    assert codec_from_dict(codec_to_dict(codec)) == codec
 
 
 @pytest.mark.parametrize(
