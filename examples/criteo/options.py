@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from data.convert import check_source
+from data.endless import ENDLESS
 from model import DENSE_OPTIMIZERS, EMBEDDING_OPTIMIZERS, MODELS, ModelConfig
 from plans import load_plan, plan_names
 from stock import NAMES as STOCK_NAMES
@@ -85,8 +86,11 @@ def check_options(options: argparse.Namespace) -> None:
     _check_model(options)
     if options.hash_buckets is not None and options.min_count is not None:
         raise ValueError("hash_buckets and min_count exclude one another")
-    if options.data is not None:
-        choice = (options.min_count, options.hash_buckets, options.num_embeddings)
+    choice = (options.min_count, options.hash_buckets, options.num_embeddings)
+    if options.data == ENDLESS:
+        if any(choice):
+            raise ValueError("data endless: min_count, hash_buckets, num_embeddings: it has ids")
+    elif options.data is not None:
         check_source(options.data, *choice)
     elif options.num_embeddings is not None:
         raise ValueError("num_embeddings needs data")
@@ -158,8 +162,8 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
 def _add_data_options(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--data", type=Path,
-        help="a folder of preprocess.py or of TorchRec's .npy files, or a TSV; default: "
-        "synthetic")  # fmt: skip
+        help="a folder of preprocess.py or of TorchRec's .npy files, or a TSV; endless: rows made "
+        "in the image of Criteo's, as many as --rows; default: few synthetic ones")  # fmt: skip
     add("--rows", type=int, default=131_072, help="number of synthetic rows (default 131072)")
     add("--min-count", type=int, help="rarer categories become id 0 (default 2)")
     add("--hash-buckets", type=int, help="hash instead of a vocabulary")

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from data.convert import DEFAULT_MIN_COUNT, load
 from data.dataset import Batches, BatchReader, Dataset, prepare
+from data.endless import ENDLESS, endless
 from data.multi_hot import with_bags
 from data.synthetic import generate
 from model import ModelConfig, build_model, build_optimizer, init_embeddings
@@ -134,7 +135,9 @@ def identity_of(options: argparse.Namespace) -> dict[str, str]:
 def load_dataset(options: argparse.Namespace) -> Dataset:
     """Return the rows of --data, or synthetic ones; with --multi-hot, of several ids a feature."""
     choice = {"min_count": options.min_count, "hash_buckets": options.hash_buckets}
-    if options.data is not None:
+    if options.data == ENDLESS:
+        dataset = endless(options.rows, seed=options.seed)
+    elif options.data is not None:
         dataset = load(options.data, num_embeddings=options.num_embeddings, **choice)
     else:
         choice["min_count"] = options.min_count or DEFAULT_MIN_COUNT

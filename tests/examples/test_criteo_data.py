@@ -37,7 +37,7 @@ def rows_of(categories: list[int]) -> Rows:
 
 def pieces_of(samples: Samples) -> list[Columns]:
     """Cut samples into pieces; the first dense feature is their place."""
-    (whole,) = samples.pieces
+    (whole,) = samples.pieces.columns
     dense = whole.dense.copy()
     dense[:, 0] = np.arange(len(whole))
     cuts = ((0, 5), (5, 250), (250, 251), (251, 10_000))

@@ -314,7 +314,7 @@ def test_mlperfs_multi_hot_files_are_mapped_in_place(tmp_path: Path, dtype: type
     made = load(tmp_path)
     assert made.pooling == POOLING
     assert made.num_embeddings == [int(each.max()) + 1 for each in ids]
-    for each in made.rows.pieces:
+    for each in made.rows.pieces.columns:
         assert all(isinstance(array, np.memmap) for array in each.ids)
     sparse = made.rows[30:50].to_batch().sparse_features
     for k, feature in enumerate(FEATURES):

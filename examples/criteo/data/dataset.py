@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -46,25 +46,49 @@ class Columns:
         return Columns(self.labels[start:stop], self.dense[start:stop], ids)
 
 
+class Pieces(Protocol):
+    """Samples in time order, in pieces of the same pooling."""
+
+    def cuts(self, start: int, stop: int) -> list[Columns]:
+        """Return samples `start` to `stop` - 1, in at least one piece."""
+        ...
+
+
+@dataclass(frozen=True)
+class HeldPieces:
+    """Pieces that are there, such as mapped files. Args: columns: at least one."""
+
+    columns: Sequence[Columns]
+
+    def cuts(self, start: int, stop: int) -> list[Columns]:
+        cuts, at = [], 0
+        for piece in self.columns:
+            begin, end = max(start - at, 0), min(stop - at, len(piece))
+            if begin < end:
+                cuts.append(piece.cut(begin, end))
+            at += len(piece)
+        return cuts or [self.columns[0].cut(0, 0)]
+
+
 @dataclass(frozen=True)
 class Samples:
-    """Samples in time order, in pieces such as mapped files. A slice reads and copies nothing.
+    """Samples in time order. A slice reads and copies nothing.
 
     Args:
-        pieces: at least one; all have the same pooling.
+        pieces: where they are.
         start, stop: which of their samples these are.
         change: what a batch has in the place of the ids that the pieces have.
     """
 
-    pieces: Sequence[Columns]
+    pieces: Pieces
     start: int
     stop: int
     change: Change | None = None
 
     @classmethod
-    def of_pieces(cls, pieces: Sequence[Columns]) -> Samples:
+    def of_pieces(cls, pieces: Sequence[Columns], change: Change | None = None) -> Samples:
         """Return all samples of the pieces."""
-        return cls(pieces, 0, sum(map(len, pieces)))
+        return cls(HeldPieces(pieces), 0, sum(map(len, pieces)), change)
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -75,13 +99,7 @@ class Samples:
 
     def gather(self) -> Columns:
         """Return the samples in one piece, with the ids that a batch has."""
-        cuts, at = [], 0
-        for piece in self.pieces:
-            begin, end = max(self.start - at, 0), min(self.stop - at, len(piece))
-            if begin < end:
-                cuts.append(piece.cut(begin, end))
-            at += len(piece)
-        cuts = cuts or [self.pieces[0].cut(0, 0)]
+        cuts = self.pieces.cuts(self.start, self.stop)
         ids = [_joined([cut.ids[k] for cut in cuts]) for k in range(NUM_SPARSE)]
         if self.change is not None:
             ids = [self.change(k, each, self.start) for k, each in enumerate(ids)]

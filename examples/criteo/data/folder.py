@@ -81,7 +81,7 @@ def load_folder(folder: Path, num_embeddings: Sequence[int] | None = None) -> Da
     sizes = [*num_embeddings] * (NUM_SPARSE if len(num_embeddings) == 1 else 1)
     if len(sizes) != NUM_SPARSE or min(sizes) < 1:
         raise ValueError(f"num_embeddings {num_embeddings}: expected 1 or 26 positive numbers")
-    samples = Samples(pieces, 0, len(samples), lambda feature, ids, _: ids % sizes[feature])
+    samples = Samples.of_pieces(pieces, lambda feature, ids, _: ids % sizes[feature])
     return Dataset(samples, num_train_of(len(samples)), sizes)
 
 

@@ -43,7 +43,7 @@ def generate(num_rows: int, *, seed: int) -> Rows:
     drawn = np.stack([_zipf(rng, size, num_rows) for size in CARDINALITIES], axis=1)
     counts = np.floor(np.exp(rng.normal(1.5, 1.3, (num_rows, NUM_DENSE))))
     logit = _category_signal(rng, drawn) + _count_signal(counts)
-    clicked = rng.random(num_rows) < _sigmoid(logit + _offset(logit))
+    clicked = rng.random(num_rows) < sigmoid(logit + offset(logit, POSITIVE_RATE))
     rows["label"] = clicked
     counts[:, 1] -= 2  # Criteo's I2 goes down to -2
     rows["dense"] = np.where(rng.random(counts.shape) < 0.1, np.nan, counts)
@@ -93,15 +93,16 @@ def _hide_some(rng: np.random.Generator, categories: Ints) -> Ints:
     return np.where(hidden, MISSING_CATEGORY, categories)
 
 
-def _offset(logit: Floats) -> float:
-    """What to add to the logits so that POSITIVE_RATE of the rows click, by bisection."""
+def offset(logit: Floats, rate: float) -> float:
+    """Return what to add to the logits so that this share of the rows clicks, by bisection."""
     low, high = -30.0, 30.0
     for _ in range(60):
         middle = (low + high) / 2
-        too_many = _sigmoid(logit + middle).mean() > POSITIVE_RATE
+        too_many = sigmoid(logit + middle).mean() > rate
         low, high = (low, middle) if too_many else (middle, high)
     return low
 
 
-def _sigmoid(x: Floats) -> Floats:
+def sigmoid(x: Floats) -> Floats:
+    """Return the logistic function."""
     return 1 / (1 + np.exp(-x))

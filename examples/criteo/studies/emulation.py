@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from data.dataset import FEATURES, Batches, Dataset
+from data.endless import ENDLESS
 from data.folder import is_preprocessed
 from options import SETUP, build_parser, check_options, setup_of
 from ranks import silence_start
@@ -125,8 +126,9 @@ class EmulatedTrainer:
             is_known = name in known and name not in NO_OPTIONS
             if not is_known and value != parser.get_default(name):
                 raise ValueError(f"{name}: an option that accuracy.py does not have")
-        is_ready = options.data is not None and is_preprocessed(options.data)
-        if options.hash_buckets is None and options.min_count is None and not is_ready:
+        data = options.data
+        has_ids = data == ENDLESS or (data is not None and is_preprocessed(data))
+        if options.hash_buckets is None and options.min_count is None and not has_ids:
             options.min_count = 1
         check_options(options)
         return cls(options)
@@ -187,7 +189,7 @@ def _load_dataset(options: argparse.Namespace) -> Dataset:
     """Load real rows once a process, synthetic ones once a seed, equal to train.py --seed's."""
     names = ("data", "min_count", "hash_buckets", "num_embeddings", "multi_hot")
     key = tuple(getattr(options, name) for name in names)
-    if options.data is None or options.multi_hot is not None:
+    if options.data in (None, ENDLESS) or options.multi_hot is not None:
         key += (options.rows, options.seed)
     if key not in _loaded:
         _loaded.clear()
