@@ -201,6 +201,7 @@ class Report:
             steps=identity.pop("step"),
             **identity,
             environment=Environment.current(repository=Path(__file__).parent),
+            choice=records.choice_of(trainer.qcomm),
             num_ranks=dist.get_world_size(),
             losses=tuple(losses),
             metrics=metrics.get("off" if is_stock else "on", {}),

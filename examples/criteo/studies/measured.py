@@ -297,6 +297,7 @@ def record_of(
         seed=training.seed,
         environment=Environment.current(repository=Path(__file__).parent),
         time=time.time(),
+        choice=records.choice_of(training.trainer.qcomm),
         num_hosts=dist.get_world_size() // ranks_per_host,
         num_steps=num_steps,
         step_s=Percentiles(**{f"p{q}": float(np.percentile(slowest, q)) for q in (20, 50, 80)}),

@@ -52,6 +52,7 @@ from trec_qcomm.lab.records.trainings import (
     StudyRecord,
     TableTraffic,
     TrainingRecord,
+    choice_of,
     traffic_of,
 )
 
@@ -62,5 +63,5 @@ __all__ = [
     "Origin", "Percentiles", "ProgressRecord", "Record", "Scalar", "ScaleRecord", "SearchRecord",
     "SeedEvaluation", "SeedTraining", "SegmentSizes", "StudyRecord", "TableSizes",
     "TableSizesRecord", "TableTraffic", "TrafficByKind", "TrafficBytes", "TrainingRecord",
-    "ValidationRecord", "append", "read", "read_all", "traffic_of",
+    "ValidationRecord", "append", "choice_of", "read", "read_all", "traffic_of",
 ]  # fmt: skip

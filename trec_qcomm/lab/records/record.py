@@ -106,6 +106,7 @@ class Record:
         seed: seed of the random numbers.
         environment: commit, versions, machine; None where they are not known.
         time: seconds since 1970 at the end of the measurement.
+        choice: what the config's `auto` chose, in words; None without `auto`.
         origin: the line that it was read from. It is no part of the JSON.
     """
 
@@ -119,6 +120,7 @@ class Record:
     seed: int = 0
     environment: Environment | None = None
     time: float | None = None
+    choice: str | None = None
     origin: Origin | None = field(
         default=None, compare=False, repr=False, metadata={"stored": False}
     )

@@ -109,6 +109,7 @@ class TrainingRecord(Record, kind="training"):
         if stats is not None and "traffic" not in fields:
             fields["traffic"] = traffic_of(stats, stats.num_steps or steps)
         fields.setdefault("config", None if qcomm is None else qcomm.to_yaml())
+        fields.setdefault("choice", choice_of(qcomm))
         fields.setdefault("num_ranks", _num_ranks())
         fields.setdefault("environment", Environment.current())
         fields.setdefault("time", time.time())
@@ -277,6 +278,12 @@ def traffic_of(stats: Stats, num_steps: int) -> dict[str, TrafficBytes]:
         kind: TrafficBytes(**{name: getattr(counted, name) / max(num_steps, 1) for name in names})
         for kind, counted in stats.by_kind().items()
     }
+
+
+def choice_of(qcomm: Any) -> str | None:
+    """Return what `auto` chose, in words; None without `auto`. Args: qcomm: None for stock."""
+    auto = None if qcomm is None else qcomm.session.extensions.get("auto")
+    return None if auto is None else str(auto.choice)
 
 
 def _num_ranks() -> int:
