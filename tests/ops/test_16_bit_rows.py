@@ -1,4 +1,4 @@
-"""Rows of float16 and bfloat16: cast, identity, places and sums, without a float32 copy."""
+"""Rows of float16 and bfloat16: cast, identity, places and sums without a float32 copy; rowwise."""
 
 from dataclasses import replace
 
@@ -113,7 +113,7 @@ def test_rowwise_has_the_bytes_and_the_rounded_values_of_float32_rows(codec, dty
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("codec", [*CODECS, Rowwise(8)])
+@pytest.mark.parametrize("codec", CODECS)
 def test_no_float32_copy_is_made(codec, dtype):
     values, segments = torch.randn(64, 16).to(dtype), Segments.packed([40, 24], 16)
     codec, out = codec.for_values(dtype), torch.empty(64, 16, dtype=dtype)

@@ -5,7 +5,7 @@ it keeps no state. One call handles a batch of segments. A codec does not know t
 steps; its caller does.
 
 Rows are float32. Some codecs also take rows of float16 or bfloat16 (`for_values`): they read them
-where they lie, without a float32 copy, and decode to the same dtype, rounded to nearest even.
+where they lie or from a float32 copy, and decode to the same dtype, rounded to nearest even.
 
 The caller owns the memory. It asks `max_nbytes`, chooses a place for each segment, and `encode`
 writes there. So fixed-size codecs write straight into the frames that are sent.

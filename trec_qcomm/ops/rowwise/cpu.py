@@ -31,28 +31,26 @@ def encode(values, segments, payload, at, *, bits, stochastic, seed):
 
     Returns: that, and [S] int64, the number of flushed values of each, or None where all are 0.
     """
-    rows, data = arrays(values, payload)
+    rows, data = arrays(values.float(), payload)
     counts = np.zeros(segments.num_segments, np.int64)
     where = *segments.arrays, segments.dim, data, at.numpy()
     options = bits, stochastic, segments.first_numbers.numpy(), *seed_halves(seed), counts
-    if values.dtype == torch.float32:
-        nonfinite = _encode(rows, *where, *options)
-    else:
-        from trec_qcomm.ops.rowwise import cpu_16_bit  # which is made of what is here
-
-        nonfinite = cpu_16_bit.encode(rows, values.dtype == torch.float16, *where, *options)
+    nonfinite = _encode(rows, *where, *options)
     return nonfinite, torch.from_numpy(counts) if counts.any() else None
 
 
 def decode(encoded, segments, out, *, bits):
-    """Write the rows; return the first segment with an exponent that no encoder writes, or -1."""
-    data, rows = arrays(encoded.payload, out)
-    where = data, encoded.at.numpy(), *segments.arrays, segments.dim, rows
-    if out.dtype == torch.float32:
-        return _decode(*where, bits)
-    from trec_qcomm.ops.rowwise import cpu_16_bit
+    """Write the rows; return the first segment with an exponent that no encoder writes, or -1.
 
-    return cpu_16_bit.decode(*where, out.dtype == torch.float16, bits)
+    Rows of 16 bits are decoded in float32; a finite value beyond their largest one becomes it.
+    """
+    wide = out.float()
+    data, rows = arrays(encoded.payload, wide)
+    bad = _decode(data, encoded.at.numpy(), *segments.arrays, segments.dim, rows, bits)
+    if wide is not out:
+        largest = torch.finfo(out.dtype).max
+        out.copy_(torch.where(wide.isinf(), wide, wide.clamp(-largest, largest)))
+    return bad
 
 
 def decode_sum(encoded, segments, out, *, bits, held_at):
