@@ -8,7 +8,6 @@ import math
 
 import pytest
 import torch
-from fbgemm_gpu.split_embedding_configs import SparseType
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import (
     CommType,
@@ -25,10 +24,10 @@ from torchrec.distributed.planner.shard_estimators import (
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ShardingType
-from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from trec_qcomm import Cast, ErrorBounded, Identity, QComm, Rowwise, Throughput
+from trec_qcomm import Cast, Identity, QComm, Rowwise, Throughput
 from trec_qcomm.config import Config, TableRule, config_from_dict
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.ext.planner.cost_model import measure_throughput, wire_nbytes
@@ -195,36 +194,6 @@ def test_tables_and_directions_have_their_own_codecs() -> None:
         WORLD * wire_nbytes(Cast("bf16"), (BATCH,), DIM) / INTER
     )
     assert large.fwd_comms == pytest.approx(WORLD * RAW / INTER, rel=1e-3)
-
-
-@pytest.mark.parametrize("asked_by", ["sharder", "constraints"])
-def test_lookups_of_16_bits_send_two_bytes_a_value(asked_by) -> None:
-    """What a codec leaves as it is has the rows' bytes; coded rows have the codec's."""
-    where, mixed = topology(), qcomm(Rowwise(4), Identity())
-    stock, wide = stock_perfs(where), perfs(mixed.estimator(where, throughput=FREE), where)
-    if asked_by == "sharder":
-        fused_params = {"output_dtype": SparseType.FP16}
-        asked = {"sharder": EmbeddingBagCollectionSharder(fused_params=fused_params)}
-    else:
-        limits = ParameterConstraints(ALL_TYPES, min_partition=32, output_dtype=DataType.FP16)
-        asked = {"constraints": {"t": limits}}
-    half = perfs(mixed.estimator(where, throughput=FREE), where, **asked)
-    frame = wire_nbytes(Cast("fp16"), (BATCH,), DIM)
-    assert half["table_wise"].bwd_comms == pytest.approx(WORLD * frame / INTER)
-    for kind in ("table_wise", "row_wise", "column_wise"):  # one hop, coded
-        assert half[kind].fwd_comms == wide[kind].fwd_comms, kind
-    for kind, copy_ms in {"column_wise": 0, "row_wise": COPY, "table_row_wise": COPY}.items():
-        hops_ms = wide[kind].bwd_comms - copy_ms
-        assert half[kind].bwd_comms - copy_ms == pytest.approx(hops_ms / 2, rel=2e-3), kind
-    assert half["data_parallel"].bwd_comms == stock["data_parallel"].bwd_comms
-
-
-def test_codecs_that_do_not_take_rows_of_16_bits_are_refused() -> None:
-    where = topology()
-    sharder = EmbeddingBagCollectionSharder(fused_params={"output_dtype": SparseType.FP16})
-    estimator = qcomm(ErrorBounded(0.01)).estimator(where, throughput=FREE)
-    with pytest.raises(ValueError, match=r"table 't': forward: .* codecs of torch\.float16 rows: "):
-        perfs(estimator, where, sharder=sharder)
 
 
 def test_constraints_give_batches_and_poolings() -> None:

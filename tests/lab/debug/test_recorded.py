@@ -10,7 +10,7 @@ import pytest
 from tests.lab.debug.made_runs import made_run, planted, write_run
 from trec_qcomm.lab.debug.command import main
 from trec_qcomm.lab.debug.findings import findings
-from trec_qcomm.lab.debug.recorded import DebugRun, joined, read_run
+from trec_qcomm.lab.debug.recorded import DebugRun, joined
 from trec_qcomm.lab.records import DebugRecord, TrainingRecord, append
 
 GOOD = made_run()
@@ -94,16 +94,6 @@ def test_the_command_ends_with_the_first_and_the_worst(tmp_path: Path, capsys: A
     good = write_run(tmp_path / "good", GOOD)
     assert main([str(good)]) == 0
     assert capsys.readouterr().out.endswith("\nNothing stands out.\n")
-
-
-def test_lines_that_were_recorded_again_count_once(tmp_path: Path) -> None:
-    write_run(tmp_path, GOOD)
-    for record in made_run(SCALED).records:
-        if record.step >= 40:
-            append(tmp_path / f"debug-rank{record.rank}.jsonl", record)
-    run = read_run(tmp_path)
-    assert len(run.records) == len(GOOD.records)
-    assert findings(run.records)[0].step == 40
 
 
 def test_mistakes_name_the_folder(tmp_path: Path, capsys: Any) -> None:

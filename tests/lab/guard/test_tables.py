@@ -102,12 +102,6 @@ def test_values_that_are_lost_beside_values_that_have_grown_are_a_drift_too(lost
     assert events == [(6, "raise", "drift", rung) for rung in rungs]
 
 
-def test_a_drift_is_told_once_with_on_drift_warn():
-    guard = policy(on_drift="warn")
-    assert decibels(guard, [20.0] * 5 + [0.0] * 9) == [(6, "warn", "drift", 1)]
-    assert decibels(guard, [20.0] + [0.0] * 3) == [(16, "warn", "drift", 1)]
-
-
 def test_a_drifted_table_that_is_tried_again_goes_back_and_waits():
     guard, events = policy(lower_after=4, patience=6), []
     for _ in range(40):

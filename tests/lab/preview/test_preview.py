@@ -259,17 +259,6 @@ def test_options_reach_the_config(repeated: Path) -> None:
         assert {rule.backward for rule in config.embedding} == {codec}
 
 
-@pytest.mark.usefixtures("untimed")
-@pytest.mark.parametrize("table", ["a b: #é😀", "*", "[!x]", 'say "hi"\n', "- yes", "true", "\x1c"])
-def test_any_name_of_a_table_is_matched(tmp_path: Path, table: str) -> None:
-    content = {"rows": {table: torch.eye(3)}, "without_rows": ["dp[1]"]}
-    config = load_config(write(saved(tmp_path, content)))
-    config.check_patterns([table, "dp[1]"])
-    assert config.rule_for(table).forward.name == "error_bounded"
-    exact = config.rule_for("dp[1]")
-    assert (exact.forward, exact.backward, exact.unique_bags) == (Identity(), Identity(), False)
-
-
 def test_the_fastest_encoder_over_the_link_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """bitpack takes 4 times fewer bytes at 4 GB/s each way, rans 8 times fewer at .5 GB/s."""
     rows, of_gradients = torch.eye(64), Rowwise(4)

@@ -55,11 +55,6 @@ def test_by_plan_and_algorithm(plan, config, forward, dense) -> None:
     assert hosts[0] == pytest.approx(expected)
 
 
-def test_hosts_of_one_rank_send_all() -> None:
-    hosts = sent_between_hosts(record(DENSE.format("ring"), num_hosts=4, ranks_per_host=1))
-    assert hosts == [{"forward": 600, "backward": 0, "dense": 600, "ids": 300}] * 4
-
-
 def test_replicated_tables_have_the_share_of_their_own_algorithm() -> None:
     """Check 300 bytes of each of 2 ranks, with a ring of dense gradients beside them."""
     tables = "data_parallel: {{codec: identity, algorithm: {}}}"

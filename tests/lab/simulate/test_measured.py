@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.lab.simulate import sample_records
-from tests.lab.simulate.sample_records import BEST, INT8, TRUE, network, timed, write
+from tests.lab.simulate.sample_records import TRUE, network, timed, write
 from trec_qcomm.lab.records import TRAFFIC_GROUPS
 from trec_qcomm.lab.simulate.measured import hosts_text, load_steps
 from trec_qcomm.lab.simulate.validation import (
@@ -109,25 +109,6 @@ def test_steps_of_another_setup_are_left_out_and_plans_kept_apart(tmp_path: Path
     where = "int8, table_wise, 2 hosts, 100mbit"
     assert left_out == [f"{where}: another setup, with batch_size 1024"]
     assert [base_s for _, base_s in pairs(steps)] == [1.0, 2.0]
-
-
-def test_plain_torchrec_does_not_wait_in_a_reduce_scatter(tmp_path: Path) -> None:
-    (ours,), _ = load_steps(write(tmp_path / "one.jsonl", [network("int8")]))
-    fit = Fit(wait=0.5, overlap=0.0)
-    ours = replace(ours, plan="row_wise", sent=dict.fromkeys(TRAFFIC_GROUPS, 1e6) | {"ids": 0.0})
-    stock = replace(ours, config=None)
-    rows_s = predict_s(ours, 0.0, fit) - predict_s(stock, 0.0, fit)
-    assert rows_s == pytest.approx((2e6 * 1514 / 1448 - 262144) / 12.5e6)  # the second turn
-    table_wise = (replace(step, plan="table_wise") for step in (ours, stock))
-    assert len({predict_s(step, 0.0, fit) for step in table_wise}) == 1
-
-
-def test_of_equal_steps_the_last_counts(tmp_path: Path) -> None:
-    again = replace(network("int8", step_s=7.0), config=f"# again\n{INT8}")
-    (step,), _ = load_steps(write(tmp_path / "two.jsonl", [network("int8"), again]))
-    assert step.step_s == 7.0
-    other = replace(network("int8", step_s=9.0), config=BEST)
-    assert len(load_steps(write(tmp_path / "two.jsonl", [network("int8"), other]))[0]) == 2
 
 
 def test_every_plan_of_the_committed_records_is_predicted() -> None:

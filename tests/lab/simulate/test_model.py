@@ -116,18 +116,6 @@ def test_table_row_wise_bytes() -> None:
     assert load.ids == Hops(intra=10 * (1.5 * 8 + 4), inter=2 * 10 * (1.5 * 8 + 4))
 
 
-def test_torchrec_codes_the_hop_in_a_node() -> None:
-    """All partial sums are encoded for it, those of the M batches decoded; then as ours."""
-    ours, stock = (
-        PLANS["twrw"](MODEL, cluster(4), distinct=1.0, is_ours=is_ours) for is_ours in (True, False)
-    )
-    assert (stock.reduced_nbytes, stock.rows) == (ours.reduced_nbytes, ours.rows)
-    assert (stock.reduced_coded, ours.reduced_coded) == (True, False)
-    assert (stock.encoded_nbytes, stock.decoded_nbytes) == (4 * 160 + 2 * 160, 2 * 160 + 320)
-    one_node = PLANS["twrw"](MODEL, cluster(2), distinct=1.0, is_ours=False)
-    assert (one_node.encoded_nbytes, one_node.decoded_nbytes) == (2 * 320, 320)
-
-
 # Steps.
 
 
@@ -184,19 +172,6 @@ def test_sizes_that_go_first_are_messages_more() -> None:
         assert parts["forward"] == pytest.approx(forward_s)
         assert parts["backward"] == pytest.approx(1.5)
         assert parts["ids"] == pytest.approx(4.5)
-
-
-def test_what_travels_beside_compute_does_not_count() -> None:
-    slow = link(0.0, 1e-6)
-    given = {"plan": "tw", "model": MODEL, "cluster": cluster(4, intra=slow, inter=slow)}
-    plain = simulate(FLOAT32, **given, device=device()).parts_s
-    work_s = sum(plain[part] for part in WORK)
-    beside = simulate(FLOAT32, **given, device=device(overlap=0.5)).parts_s
-    assert beside["dense"] == pytest.approx(max(0.0, plain["dense"] - work_s / 2))
-    assert 0 < beside["dense"] < plain["dense"]
-    piped = simulate(FLOAT32, **given, device=device(overlap=0.9, pipeline=True)).parts_s
-    assert piped["ids"] == pytest.approx(plain["ids"] - work_s / 10)
-    assert beside | {"dense": 0} == plain | {"dense": 0}
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -51,21 +51,6 @@ def test_a_ratio_of_nothing_is_refused(tmp_path: Path, kind: str) -> None:
         find_configuration("int8", steps)
 
 
-def test_ratios_are_those_of_the_fewest_hosts_and_the_last_step(tmp_path: Path) -> None:
-    records = []
-    for hosts, rate, divisor in ((4, "none", 2), (2, "1gbit", 5), (2, "none", 3), (4, "1gbit", 7)):
-        record = network("int8", hosts, rate)
-        traffic = [dict(host) for host in record.traffic or ()]
-        for host in traffic:
-            forward = host["embedding_forward"]
-            wire = (forward.distinct_nbytes or 0) / divisor
-            host["embedding_forward"] = replace(forward, wire_nbytes=wire)
-        records.append(replace(record, traffic=tuple(traffic)))
-    steps, _ = load_steps(write(tmp_path / "four.jsonl", records))
-    assert len(steps) == 4
-    assert find_configuration("int8", steps).forward == pytest.approx(3)
-
-
 def test_ratios_of_the_committed_records() -> None:
     steps, _ = load_steps(*LINKS)
     for name in {step.configuration for step in steps}:

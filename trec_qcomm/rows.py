@@ -1,0 +1,235 @@
+"""Rows without TorchRec: tables that are sharded by rows over ranks, such as those of n-grams.
+
+    from trec_qcomm.codecs import Rowwise
+    from trec_qcomm.rows import ByRange, RowChannel
+
+    channel = RowChannel(dim=64, codec=Rowwise(8))
+    owner = ByRange(num_rows=1_000_000, num_ranks=dist.get_world_size())
+    shard = nn.Parameter(torch.randn(len(owner.rows_of(dist.get_rank())), 64))
+    vectors = exchange_rows(ids, shard, owner, channel=channel)    # [*ids.shape, 64]
+
+Each rank asks the owners of its ids for their rows, each different id once; ids travel packed, rows
+and their gradients coded. Gradients of equal ids are summed before they are coded, and the
+gradients of all ranks where the row lies. `all_to_all` is the exchange of rows alone.
+
+With torch.compile the calls break the graph. With activation checkpointing the exchange is made
+again in backward, on all ranks alike.
+
+Knows: collectives of rows, messages of ids. Does not know: TorchRec, models.
+Shapes: N ids; P ranks; rows of D values.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trec_qcomm.codecs import Identity
+from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
+from trec_qcomm.comm.rows.layout import FeatureShard, Layout
+from trec_qcomm.comm.rows.sequence import SequenceAllToAll
+from trec_qcomm.core.codec import Codec
+from trec_qcomm.ops.batch.packed_ids import Bags
+from trec_qcomm.wire.id_messages import pack, unpack
+
+__all__ = ["ByModulo", "ByRange", "Owner", "RowChannel", "all_to_all", "exchange_rows"]
+_TABLE = "rows"
+
+
+class Owner(Protocol):
+    """Rule that says which rank has the row of an id."""
+
+    def rank_of(self, ids: Tensor) -> Tensor:
+        """Return [N] int64, the number in the group of the rank that has each row."""
+        ...
+
+    def place_of(self, ids: Tensor) -> Tensor:
+        """Return [N] int64, the place of each row in its owner's shard."""
+        ...
+
+
+@dataclass(frozen=True)
+class ByRange:
+    """Rule by which each rank has adjacent rows, as many as the others or one less.
+
+    Args: num_rows: rows of the table.  num_ranks: P.
+    """
+
+    num_rows: int
+    num_ranks: int
+
+    def rows_of(self, rank: int) -> range:
+        """Return the ids whose rows a rank has."""
+        return range(*(n * self.num_rows // self.num_ranks for n in (rank, rank + 1)))
+
+    def rank_of(self, ids: Tensor) -> Tensor:
+        return torch.bucketize(ids, self._begins(ids), right=True) - 1
+
+    def place_of(self, ids: Tensor) -> Tensor:
+        return ids - self._begins(ids)[self.rank_of(ids)]
+
+    def _begins(self, ids: Tensor) -> Tensor:
+        """Return where each rank's rows begin, and the end."""
+        return ids.new_tensor([self.rows_of(rank).start for rank in range(self.num_ranks + 1)])
+
+
+@dataclass(frozen=True)
+class ByModulo:
+    """Rule by which rank r has the ids r, r + P, r + 2 P and so on. Args: num_ranks: P."""
+
+    num_ranks: int
+
+    def rank_of(self, ids: Tensor) -> Tensor:
+        return ids % self.num_ranks
+
+    def place_of(self, ids: Tensor) -> Tensor:
+        return ids // self.num_ranks
+
+
+class RowChannel:
+    """Codecs, counters and numbers of calls of exchanges of rows in one group.
+
+    All ranks of the group make it with the same arguments, and use it in the same order. Layers may
+    share one or have one each. It is a Stateful: a run that loads the state draws the same noise.
+
+    Args:
+        dim: D.
+        codec, backward: codecs of the rows, and of their gradients; None: that of the rows.
+        group: the ranks; None: all.
+        seed: seed of stochastic rounding.
+        dtype: dtype of the rows, float32, float16 or bfloat16.
+        name: text for errors and traces.
+    Raises: ValueError: a codec that does not take such rows.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        codec: Codec | None = None,
+        backward: Codec | None = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        name: str = _TABLE,
+    ) -> None:
+        pg = dist.group.WORLD if group is None else group
+        if pg is None:
+            raise ValueError("group: torch.distributed is not initialized")
+        layout = Layout(((FeatureShard(_TABLE, _TABLE, 0, dim),),) * pg.size(), dtype)
+        codec = Identity() if codec is None else codec
+        codecs = DirectionCodecs({_TABLE: codec}, {_TABLE: backward or codec})
+        exact = DirectionCodecs({_TABLE: Identity()}, {_TABLE: Identity()})
+        self.dim, self.dtype = dim, dtype
+        self.collective = SequenceAllToAll(
+            pg, layout, codecs=codecs, exact=exact, name=name, seed=seed
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return {"step": the number of training calls}."""
+        return {"step": torch.tensor(self.collective.step)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+        self.collective.step = int(state["step"])
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def all_to_all(rows: Tensor, splits: Sequence[int], channel: RowChannel) -> Tensor:
+    """Send rows to all ranks, and return [M, D], what came from them, rank by rank; an autograd
+    node, whose backward sends the gradients back.
+
+    Args: rows: [N, D], rank by rank.  splits: P numbers of rows for the ranks.
+    Raises: ValueError: rows of another shape or dtype.  CorruptFrameError.  LostPeerError.
+    """
+    (sent,) = torch.tensor([splits], dtype=torch.int64)
+    return _send_rows(rows, sent, _exchanged(channel, sent[:, None], rows.device)[:, 0], channel)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def exchange_rows(
+    ids: Tensor,
+    lookup: Tensor | Callable[[Tensor], Tensor],
+    owner: Owner,
+    channel: RowChannel,
+    *,
+    unique: bool = True,
+    packed_ids: bool = True,
+) -> Tensor:
+    """Return [*ids.shape, D], the rows of this rank's ids, an autograd node. Collective.
+
+    Args:
+        ids: int64 or int32, of any shape.
+        lookup: this rank's shard of the table, [rows, D]; or a function that returns the rows
+            [M, D] of [M] ids of this rank, for autograd.
+        owner: rule that says where rows are.
+        channel: codecs and group.
+        unique: whether each different id is asked for once.
+        packed_ids: whether ids travel packed.
+    Raises: ValueError: an id without an owner.  CorruptFrameError.  LostPeerError.
+    """
+    size, flat = channel.collective.world_size, ids.reshape(-1)
+    wanted, inverse = torch.unique(flat, return_inverse=True) if unique else (flat, None)
+    ranks = owner.rank_of(wanted)
+    if len(ranks) and not 0 <= int(ranks.min()) <= int(ranks.max()) < size:
+        raise ValueError(f"ids: one belongs to a rank that is none of 0 to {size - 1}")
+    order = torch.argsort(ranks, stable=True)
+    counts = torch.bincount(ranks, minlength=size).cpu()
+    asked, asked_counts = _send_ids(wanted[order], counts, channel, is_packed=packed_ids)
+    if isinstance(lookup, Tensor):
+        rows = torch.nn.functional.embedding(owner.place_of(asked), lookup)
+    else:
+        rows = lookup(asked)
+    came = _send_rows(rows, asked_counts, counts, channel)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=order.device)
+    place = place if inverse is None else place[inverse]
+    return came.index_select(0, place).view(*ids.shape, channel.dim)
+
+
+def _send_rows(rows: Tensor, sent: Tensor, received: Tensor, channel: RowChannel) -> Tensor:
+    came: Tensor = channel.collective.start(rows, sent[None], received).wait()
+    return came
+
+
+def _send_ids(
+    ids: Tensor, counts: Tensor, channel: RowChannel, *, is_packed: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the ids [M] that all ranks ask this one for, and [P] their numbers, on CPU."""
+    op = channel.collective
+    if not is_packed:
+        asked = _exchanged(channel, counts[:, None], ids.device)[:, 0]
+        came = _all_to_all(channel, ids, counts.tolist(), asked.tolist())
+        return came, asked
+    one_each = torch.ones(len(ids), dtype=torch.int32, device=ids.device)
+    messages = pack(Bags(ids, one_each, counts), [1] * op.world_size, even_bags=None)
+    nbytes = torch.tensor(messages.nbytes)
+    theirs = _exchanged(channel, torch.stack([nbytes, counts], 1), ids.device)
+    buffer = _all_to_all(channel, messages.buffer, messages.nbytes, theirs[:, 0].tolist())
+    dtypes = ids.dtype, one_each.dtype
+    return unpack(buffer, op.peers.ranks, [_TABLE], None, dtypes).ids, theirs[:, 1]
+
+
+def _exchanged(channel: RowChannel, numbers: Tensor, device: torch.device) -> Tensor:
+    """Return [P, n] on CPU, what all ranks have for this one.
+
+    Args: numbers: [P, n] int64 on CPU, for each rank.  device: where the group sends from.
+    """
+    ones = [1] * len(numbers)
+    return _all_to_all(channel, numbers.to(device), ones, ones).cpu()
+
+
+def _all_to_all(
+    channel: RowChannel, values: Tensor, sent: list[int], received: list[int]
+) -> Tensor:
+    op, begin = channel.collective, perf_counter()
+    came = values.new_empty(sum(received), *values.shape[1:])
+    try:
+        dist.all_to_all_single(came, values.contiguous(), received, sent, group=op.pg)
+    except RuntimeError as error:
+        raise op.peers.lost(error, f"ids of {op.name}", since=begin) from error
+    return came
