@@ -36,7 +36,6 @@ from trec_qcomm.core.codec import Codec
 from trec_qcomm.ops.batch.packed_ids import Bags
 from trec_qcomm.wire.id_messages import pack, unpack
 
-__all__ = ["ByModulo", "ByRange", "Owner", "RowChannel", "all_to_all", "exchange_rows"]
 _TABLE = "rows"
 
 
@@ -103,6 +102,9 @@ class RowChannel:
         seed: seed of stochastic rounding.
         dtype: dtype of the rows, float32, float16 or bfloat16.
         name: text for errors and traces.
+    Attributes:
+        collective: exchange of the rows, with their counters.
+        ids_nbytes: bytes of ids and sizes that this rank has sent to others.
     Raises: ValueError: a codec that does not take such rows.
     """
 
@@ -124,7 +126,7 @@ class RowChannel:
         codec = Identity() if codec is None else codec
         codecs = DirectionCodecs({_TABLE: codec}, {_TABLE: backward or codec})
         exact = DirectionCodecs({_TABLE: Identity()}, {_TABLE: Identity()})
-        self.dim, self.dtype = dim, dtype
+        self.dim, self.ids_nbytes = dim, 0
         self.collective = SequenceAllToAll(
             pg, layout, codecs=codecs, exact=exact, name=name, seed=seed
         )
@@ -227,6 +229,7 @@ def _all_to_all(
     channel: RowChannel, values: Tensor, sent: list[int], received: list[int]
 ) -> Tensor:
     op, begin = channel.collective, perf_counter()
+    channel.ids_nbytes += (sum(sent) - sent[op.rank]) * values[:1].nbytes
     came = values.new_empty(sum(received), *values.shape[1:])
     try:
         dist.all_to_all_single(came, values.contiguous(), received, sent, group=op.pg)

@@ -164,7 +164,7 @@ def on_two_ranks(folder: str) -> int:
 def test_every_block_and_then_every_command_of_the_pages_runs(tmp_path, monkeypatch):
     (tmp_path / "my.yaml").write_text((ROOT / "configs" / "int8.yaml").read_text())
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    assert set(run_ranks(on_two_ranks, 2, str(tmp_path), timeout_s=300)) == {14}
+    assert set(run_ranks(on_two_ranks, 2, str(tmp_path), timeout_s=300)) == {15}
     monkeypatch.chdir(tmp_path)
     study(runnable(f"{DOCS}/QUALITY.md", "python"))
     (tmp_path / "my.yaml").unlink()  # a command writes it
@@ -175,7 +175,7 @@ def test_every_block_and_then_every_command_of_the_pages_runs(tmp_path, monkeypa
         ended = run(words, cwd=tmp_path, capture_output=True, text=True)
         assert ended.returncode == 0 or " debug " in command, (command, ended.stderr[-900:])
         assert "Traceback" not in ended.stderr, command
-    assert len(done) == 9
+    assert len(done) == 10
 
 
 def study(texts: list[str]) -> None:
