@@ -4,6 +4,7 @@
   python -m examples.ngrams --codec int4 --ranks 4 --steps 2000
   python -m examples.ngrams --codec exact --every-id  what two plain all-to-alls send
   python -m examples.ngrams --text book.txt
+  torchrun --nproc-per-node 2 -m examples.ngrams
 
 To each token the model adds the rows of the two and of the three tokens that end there, hashed into
 one table. Each rank has a part of the rows, and asks the others for those of its own tokens by
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -92,8 +95,9 @@ def train(options: argparse.Namespace) -> dict[str, float]:
     text = made_text(1 << 20, 0) if options.text is None else read_text(options.text)
     generator = torch.Generator().manual_seed(rank + 1)
     sending = {"unique": not options.every_id, "packed_ids": not options.every_id}
-    losses, begin = [], time.perf_counter()
+    losses, seconds = [], []
     for step in range(options.steps):
+        begin = time.perf_counter()
         starts = torch.randint(len(text) - LENGTH - 1, (options.batch_size,), generator=generator)
         batch = text[starts[:, None] + torch.arange(LENGTH + 1)]
         ids = ngram_ids(batch[:, :-1], options.rows)
@@ -106,6 +110,7 @@ def train(options: argparse.Namespace) -> dict[str, float]:
         shard.grad.div_(num_ranks)  # type: ignore[union-attr]
         sparse.step()
         losses.append(float(loss.detach()))
+        seconds.append(time.perf_counter() - begin)
         if rank == 0 and (step + 1) % max(options.steps // 10, 1) == 0:
             mean = sum(losses[-options.steps // 10 :]) / len(losses[-options.steps // 10 :])
             print(f"step {step + 1} of {options.steps}: loss {mean:.4f}", flush=True)
@@ -113,7 +118,7 @@ def train(options: argparse.Namespace) -> dict[str, float]:
     rows, gradients = (int(t.wire_nbytes.sum()) + t.header_nbytes for t in traffic)
     return {
         "loss": sum(losses[-100:]) / len(losses[-100:]),
-        "step_ms": 1e3 * (time.perf_counter() - begin) / options.steps,
+        "step_ms": 1e3 * statistics.median(seconds),
         "rows_kb": rows / options.steps / 1e3,
         "gradients_kb": gradients / options.steps / 1e3,
         "ids_kb": channel.ids_nbytes / options.steps / 1e3,
@@ -147,8 +152,16 @@ def main() -> int:
             read_text(options.text)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    said = run_ranks(train, options.ranks, options, timeout_s=24 * 3600.0)[0]
-    print(f"{options.codec}: " + ", ".join(f"{name} {value:.4g}" for name, value in said.items()))
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        said = train(options)
+        is_first = dist.get_rank() == 0
+        dist.destroy_process_group()
+    else:
+        said, is_first = run_ranks(train, options.ranks, options, timeout_s=24 * 3600.0)[0], True
+    if is_first:
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in said.items())
+        print(f"{options.codec}: {figures}")
     return 0
 
 
