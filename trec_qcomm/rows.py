@@ -44,11 +44,9 @@ class Owner(Protocol):
 
     def rank_of(self, ids: Tensor) -> Tensor:
         """Return [N] int64, the number in the group of the rank that has each row."""
-        ...
 
     def place_of(self, ids: Tensor) -> Tensor:
         """Return [N] int64, the place of each row in its owner's shard."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,9 @@ def all_to_all(rows: Tensor, splits: Sequence[int], channel: RowChannel) -> Tens
     Args: rows: [N, D], rank by rank.  splits: P numbers of rows for the ranks.
     Raises: ValueError: rows of another shape or dtype.  CorruptFrameError.  LostPeerError.
     """
-    (sent,) = torch.tensor([splits], dtype=torch.int64)
+    if len(splits) != channel.collective.world_size:
+        raise ValueError(f"splits: {len(splits)} for {channel.collective.world_size} ranks")
+    sent = torch.tensor(splits, dtype=torch.int64)
     return _send_rows(rows, sent, _exchanged(channel, sent[:, None], rows.device)[:, 0], channel)
 
 
