@@ -169,7 +169,6 @@ class SummingCodec(Protocol):
                 is none.
         Raises: CorruptFrameError: as `decode`; segment s of part p has the number p S + s.
         """
-        ...
 
 
 def adopt(codec_type: type) -> None:

@@ -46,7 +46,6 @@ class SegmentNotes(Protocol):
 
     def subset(self, which: Tensor) -> "SegmentNotes":
         """Return the notes of some segments. Args: which: [T] int64, their numbers."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,11 +22,9 @@ class Stateful(Protocol):
 
     def state_dict(self) -> Any:
         """Return what a resumed run needs, as torch.distributed.checkpoint can hold it."""
-        ...
 
     def load_state_dict(self, state: Any) -> None:
         """Continue from a `state_dict`; {}: begin anew. Raises ValueError: no such state."""
-        ...
 
 
 S = TypeVar("S", bound=Stateful)

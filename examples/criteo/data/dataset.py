@@ -51,7 +51,6 @@ class Pieces(Protocol):
 
     def cuts(self, start: int, stop: int) -> list[Columns]:
         """Return samples `start` to `stop` - 1, in at least one piece."""
-        ...
 
 
 @dataclass(frozen=True)

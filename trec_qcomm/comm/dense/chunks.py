@@ -13,6 +13,7 @@ Shapes: N ranks and chunks, E values of P parameters, D values a block.
 """
 
 import zlib
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -256,8 +257,11 @@ class BucketChunks:
             self._placed_frames[key] = self._place((chunks,) * len(slots), start)
         return self._placed_frames[key]
 
-    def _pieces_of(self, chunk: int) -> list[Piece]:
-        return [piece for piece in self.pieces if piece.chunk == chunk]
+    def _pieces_of(self, chunk: int) -> Sequence[Piece]:
+        first, end = (
+            bisect_left(self.pieces, c, key=lambda piece: piece.chunk) for c in (chunk, chunk + 1)
+        )
+        return self.pieces[first:end]
 
     def _place(self, groups: Sequence[range], start: list[int]) -> PlacedFrames:
         pieces = [piece for group in groups for c in group for piece in self._pieces_of(c)]

@@ -44,15 +44,12 @@ class GradientTolerances(Protocol):
             site: the place of the algorithm that encodes, see error_feedback.
             step: number of the step, the same on all ranks.
         """
-        ...
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return what a checkpoint keeps of this rank, on CPU."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Continue from `state`, as far as parameters, sites and number of ranks are the same."""
-        ...
 
 
 class GradientMeasurement(Protocol):
@@ -69,7 +66,6 @@ class GradientMeasurement(Protocol):
             site: the place of the algorithm that encodes, see error_feedback.
             seed, tolerances: arguments that they will be encoded with, see encode_frames.
         """
-        ...
 
     def kept(self, gradient: Tensor, residual: Tensor, span: ChunkSpan, site: str) -> None:
         """Look at what the codec kept back.
@@ -80,11 +76,9 @@ class GradientMeasurement(Protocol):
             residual: [numel of the span] float32, what will be added to the next step's values.
             span, site: arguments of `sent`.
         """
-        ...
 
     def end(self, values: Tensor) -> None:
         """Look at the mean over ranks. Args: values: [E] float32, in the order of the chunks."""
-        ...
 
 
 class GradientObserver(Protocol):
@@ -95,7 +89,6 @@ class GradientObserver(Protocol):
 
         Args: chunks: the bucket's chunks.  step: number of the step.
         """
-        ...
 
 
 class Scratch:

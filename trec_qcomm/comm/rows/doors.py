@@ -56,11 +56,9 @@ class Tolerances(Protocol):
 
         Args: step: number of the step.  values: buffer of the rows.  placed: the rows' places.
         """
-        ...
 
     def tolerances(self, step: int) -> Tensor:
         """Return [T] float64, in the order of `Layout.tables`; NaN where a codec has none."""
-        ...
 
 
 class Observer:
@@ -141,4 +139,3 @@ class RowTransform(Protocol):
             device: where the rows lie.
         Raises: ValueError: the call cannot be transformed.
         """
-        ...

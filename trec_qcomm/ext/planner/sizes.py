@@ -39,7 +39,6 @@ class Sizes(Protocol):
             dim: number of its columns.
             num_terms: number of decoded values that are added up, which share an error bound.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -122,15 +122,12 @@ class ShardingTransform(Protocol):
 
     def transform_of(self, collective: RowCollective) -> RowTransform:
         """Return the transform of a collective of this sharding."""
-        ...
 
     def ids_of(self, features: KeyedJaggedTensor, bags: UniqueBags) -> Any:
         """Return what is noted of a batch's distinct bags."""
-        ...
 
     def watch(self, output_dist: nn.Module, collective: RowCollective) -> None:
         """From now on tell the collective's transform of each exchange before it begins."""
-        ...
 
 
 class _CodedPooledSharding(CodedSharding):
