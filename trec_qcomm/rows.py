@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from trec_qcomm.codecs import Identity
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
@@ -182,13 +183,9 @@ def exchange_rows(
     order = torch.argsort(ranks, stable=True)
     counts = torch.bincount(ranks, minlength=size).cpu()
     asked, asked_counts = _send_ids(wanted[order], counts, channel, is_packed=packed_ids)
-    if isinstance(lookup, Tensor):
-        rows = torch.nn.functional.embedding(owner.place_of(asked), lookup)
-    else:
-        rows = lookup(asked)
+    rows = lookup(asked) if callable(lookup) else embedding(owner.place_of(asked), lookup)
     came = _send_rows(rows, asked_counts, counts, channel)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=order.device)
+    place = torch.argsort(order)
     place = place if inverse is None else place[inverse]
     return came.index_select(0, place).view(*ids.shape, channel.dim)
 

@@ -5,6 +5,9 @@ defined by our own code: in the same file, or in a module of ours that the file 
 """
 
 import ast
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -12,9 +15,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "trec_qcomm"
 COMPAT = PACKAGE / "integration" / "compat"
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if COMPAT not in path.parents]
-OF_TORCH = (
-    PACKAGE / "lab" / "ranks" / "process_group.py"
-)  # torch's private names, of process groups
+OF_TORCH = PACKAGE / "lab" / "ranks" / "process_group.py"  # torch's private names
 OPERATORS = "_foreach_"  # torch's own, over lists of tensors
 # torch's own, of process groups
 BACKEND = {"_device_types", "_get_backend", "_timeout", "_world"}
@@ -104,11 +105,20 @@ def test_torchrec_is_imported_in_compat_alone():
 
 def test_every_name_of_compat_is_used():
     tree = parsed(COMPAT / "__init__.py")
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level == 0]
     named = {alias.asname or alias.name for node in imports for alias in node.names}
     used = set()
     for path in (*FILES, COMPAT / "private.py"):
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ImportFrom) and node.module == "trec_qcomm.integration.compat":
                 used |= {alias.name for alias in node.names}
-    assert named - used == set()
+    assert named - used == {"distributions"}  # which says what is installed
+
+
+def test_packages_that_do_not_belong_together_are_named(tmp_path):
+    (tmp_path / "torchrec").mkdir()
+    (tmp_path / "torchrec" / "__init__.py").write_text("")  # a TorchRec that lacks what we use
+    command = [sys.executable, "-c", "import trec_qcomm.integration.compat"]
+    path = {"PYTHONPATH": f"{tmp_path}:{PACKAGE.parent}"}
+    ended = subprocess.run(command, env=os.environ | path, capture_output=True, text=True)
+    assert "; torch 2.N needs torchrec and fbgemm-gpu 1.(N - 5)" in ended.stderr

@@ -85,12 +85,6 @@ def test_ratios_by_sizes_of_tables_are_those_counted(plan: str, sharding: str) -
     assert ratios_at(unknown, sizes, plan, cluster) == unknown
 
 
-def test_the_number_of_dense_values_is_that_of_a_ring() -> None:
-    steps, _ = load_steps(*LINKS)
-    for num_hosts in (2, 4):
-        assert dense_values([s for s in steps if s.num_hosts == num_hosts]) == 762_177
-
-
 def test_the_model_of_clusters_has_the_counted_dense_bytes() -> None:
     """On links of 1 GB/s without latency, and free ones inside nodes, seconds are bytes."""
     steps, _ = load_steps(CLUSTERS)
