@@ -20,7 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from examples.bench.tables import RATES, RESULTS, ROOT
+from examples.bench.pages import RESULTS, ROOT
+from examples.bench.tables import RATES
 from trec_qcomm.lab import records
 from trec_qcomm.lab.records import BenchRecord, NetworkRecord
 from trec_qcomm.lab.report import style
