@@ -13,8 +13,6 @@ ARGS ?=
 WORKERS ?= -n auto --dist loadfile --no-loadscope-reorder
 VERSIONS ?=
 RECORDS := examples/bench/results examples/criteo/results
-PICTURED := examples/bench/results/links.jsonl $(addprefix examples/criteo/results/,dense.jsonl best.jsonl)
-PICTURES := rate-distortion step-time traffic quality
 # Processes of one thread each.
 JOBS ?= $(shell nproc)
 # .venv has a torch for CPUs, so on a machine with a GPU this is one of its own environments.
@@ -62,9 +60,7 @@ report: $(DEV)  ## Draw the README's records on one page, runs/report.html (ARGS
 	$(PY) -m trec_qcomm report --out runs/report.html $(RECORDS) $(ARGS)
 
 pictures: $(DEV)  ## Draw the pictures of the documents again
-	@mkdir -p runs
-	$(PY) -m trec_qcomm report --out runs/pictures.html --png runs/pictures $(PICTURED)
-	cp $(PICTURES:%=runs/pictures/%.png) examples/bench/results/
+	$(PY) -m examples.bench.pictures
 
 accuracy: $(RUN)  ## Run the quality gate over configs/ as its table has it (hours; resumes; ARGS='--data FILE')
 	$(ONE_THREAD) $(PY) examples/criteo/studies/accuracy.py --configs $(filter-out configs/fp32.yaml,$(wildcard configs/*.yaml configs/papers/*.yaml)) --jobs $(JOBS) $(ARGS)

@@ -1,20 +1,12 @@
-"""All tables of the benches: what the commands print, and the sections of pages, from records.
+"""All tables of the benches, from records: what the commands print, and pages.py puts into pages.
 
-  python -m examples.bench.tables --check        exit status 1 if a page says something else
-  python -m examples.bench.tables --write        put the sections there
-
-A section lies between two comments of its page, of which the first names its file of records.
+Knows: records. Does not know: pages, files.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -22,10 +14,6 @@ from trec_qcomm.lab import records
 from trec_qcomm.lab.records import TRAFFIC_GROUPS, CodecRecord, NetworkRecord, Percentiles, Record
 from trec_qcomm.lab.simulate.between_hosts import sent_between_hosts
 
-BENCH = Path(__file__).resolve().parent
-ROOT = BENCH.parents[1]
-RESULTS = BENCH / "results"
-END = "<!-- end -->\n"
 RATES = {
     "10mbit": "10 Mbit/s", "25mbit": "25 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s",
     "10gbit": "10 Gbit/s", "none": "no limit",
@@ -44,6 +32,7 @@ RATES_IN_SHORT = ("25mbit", "100mbit", "1gbit", "none")
 NOT_IN_LINKS = ("stock", "int4", "dct")
 AUTO = ("stock", "int8", "fast", "best", "auto")
 SHARDINGS = ("table_wise", "column_wise", "table_row_wise", "grid_shard", "data_parallel")
+FAULTS = ("minutes", "steps", "losses_compared", "losses_different", "cuts", "kills")
 SCALED = ("stock", "stock_fp16", "int8", "best")
 
 
@@ -372,6 +361,21 @@ def plans(measured: Sequence[NetworkRecord], base: str = "table_wise") -> str:
     return "\n".join([table, "", network_origin(measured), ""])
 
 
+def faults(measured: Sequence[records.BenchRecord]) -> str:
+    """Return a column for each training under faults."""
+    columns = []
+    for r in measured:
+        counts = [f"{r.figures[name]:,}" for name in FAULTS]
+        growth = 100 * float(r.figures["memory_growth"])
+        ended = f"{float(r.figures['slowest_end_after_kill_s']):.0f} s"
+        columns.append([*counts, ended, f"{r.figures['memory_mib']} MiB, {growth:+.2f} %"])
+    words = [name.replace("_", " ") for name in FAULTS]
+    words += ["end of the other ranks after a kill", "memory of a process"]
+    head = ["", *(f"`{r.configuration}`" for r in measured)]
+    table = markdown(head, zip(words, *columns, strict=True))
+    return f"{table}\n\n4 hosts, 20 Mbit/s; {_made_with(measured)}.\n"
+
+
 def codecs(measured: Sequence[CodecRecord], dims: Sequence[int]) -> str:
     """Return a table of each dim, and what they were measured with."""
     tables = [codec_table([r for r in measured if r.dim == dim]) for dim in dims]
@@ -438,71 +442,3 @@ def _codec_origin(measured: Sequence[CodecRecord]) -> str:
         f"{', '.join(dict.fromkeys(str(r.setup.get('data')) for r in measured))} ({sizes}), "
         f"seed {measured[0].seed}; {_made_with(measured)}."
     )
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of a page, made from a file of records.
-
-    Args:
-        page: file of the page.
-        records: name of the file of records in results/.
-        make: records -> markdown.
-    """
-
-    page: Path
-    records: str
-    make: Callable[[Sequence[Any]], str]
-
-    def made(self) -> str:
-        """Return the section as the records say."""
-        return self.make(records.read(RESULTS / self.records))
-
-    def put_into(self, text: str) -> str:
-        """Return the page's text with this section made anew. Raises ValueError: no comments."""
-        mark = f"<!-- from examples/bench/results/{self.records} -->\n"
-        before, begin, rest = text.partition(mark)
-        _, end, after = rest.partition(END)
-        if not begin or not end:
-            raise ValueError(f"{self.page}: expected {mark.strip()} ... {END.strip()}")
-        return before + mark + self.made() + END + after
-
-
-NETWORKS = ("links", "links_planned", "links_4_hosts", "dcn", "sequences")
-SECTIONS = (
-    Section(ROOT / "README.md", "links.jsonl", networks_in_short),
-    *(Section(BENCH / "README.md", f"{name}.jsonl", networks) for name in NETWORKS),
-    Section(BENCH / "README.md", "net.jsonl", networks_not_in_links),
-    Section(BENCH / "README.md", "auto.jsonl", choices),
-    Section(BENCH / "README.md", "simulate.jsonl", predictions),
-    Section(BENCH / "README.md", "plans.jsonl", planned),
-    Section(BENCH / "README.md", "plans_4_hosts.jsonl", plans),
-    Section(BENCH / "README.md", "placements_4_hosts.jsonl", plans),
-    Section(BENCH / "README.md", "codec.jsonl", partial(codecs, dims=(64, 16))),
-)
-
-
-def main() -> int:
-    """Check or write; the exit status is 1 where they differ."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    choice = parser.add_mutually_exclusive_group(required=True)
-    choice.add_argument("--check", action="store_true", help="compare only")
-    choice.add_argument("--write", action="store_true", help="replace the sections")
-    arguments = parser.parse_args()
-    different = []
-    for section in SECTIONS:
-        text = section.page.read_text()
-        made = section.put_into(text)
-        if made != text:
-            different.append(f"{section.page.relative_to(ROOT)} with {section.records}")
-            if arguments.write:
-                section.page.write_text(made)
-    done = "written" if arguments.write else "differs"
-    print(f"{done}: {', '.join(different)}" if different else "all sections agree with the records")
-    return int(bool(different) and arguments.check)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

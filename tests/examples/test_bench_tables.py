@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from examples.bench import tables
+from examples.bench import pages, tables
 from trec_qcomm.lab.records import (
     TRAFFIC_KINDS,
     Environment,
@@ -38,9 +38,9 @@ def record(name, sent, counted=None, p50=1.0, rate="none", **changes):
     return NetworkRecord(**(fields | changes))
 
 
-@pytest.mark.parametrize("section", tables.SECTIONS, ids=lambda s: s.records)
+@pytest.mark.parametrize("section", pages.SECTIONS, ids=lambda s: s.records)
 def test_pages_say_what_was_measured(section):
-    """`python -m examples.bench.tables --write` puts it right."""
+    """`python -m examples.bench.pages --write` puts it right."""
     text = section.page.read_text()
     assert text == section.put_into(text)
     assert section.made().count("\n| ") >= 5
@@ -48,20 +48,20 @@ def test_pages_say_what_was_measured(section):
 
 def test_a_missing_comment_is_named():
     with pytest.raises(ValueError, match=r"README\.md: expected <!-- from .*links\.jsonl -->"):
-        tables.SECTIONS[0].put_into("no comments")
+        pages.SECTIONS[0].put_into("no comments")
 
 
 def test_check_tells_what_differs_and_write_puts_it_right(tmp_path, monkeypatch, capsys):
-    net = tables.SECTIONS[0]
+    net = pages.SECTIONS[0]
     page = tmp_path / "README.md"
     before = net.page.read_text()
     page.write_text(before.replace("1.0x less", "9.9x less"))
-    monkeypatch.setattr(tables, "ROOT", tmp_path)
-    monkeypatch.setattr(tables, "SECTIONS", (replace(net, page=page),))
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    monkeypatch.setattr(pages, "SECTIONS", (replace(net, page=page),))
     said = []
     for words in ("--check", "--write", "--check"):
-        monkeypatch.setattr(sys, "argv", ["tables.py", words])
-        said.append((tables.main(), capsys.readouterr().out.strip()))
+        monkeypatch.setattr(sys, "argv", ["pages.py", words])
+        said.append((pages.main(), capsys.readouterr().out.strip()))
     assert said == [
         (1, "differs: README.md with links.jsonl"),
         (0, "written: README.md with links.jsonl"),

@@ -34,7 +34,6 @@ from tests.rank_programs import results_of, run_programs
 pytestmark = pytest.mark.timeout(900)  # the ranks' own limit comes first
 
 BY_NODE = (TWRW, GRID, TWCW, MIX)  # shardings that know nodes
-ROW_SPLIT = (RW, TWRW, GRID, MIX)  # those that add up partial sums
 # A table in two features, a feature in two tables, mean pooling, dims of all remainders.
 TABLES = (
     Table("first", 16, ("a",)),

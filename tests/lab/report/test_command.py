@@ -168,18 +168,3 @@ def test_what_cannot_be_read_or_drawn_is_said(tmp_path, capsys, monkeypatch):
     assert "no figure can be made of these 1 records" in refused(tmp_path, capsys, empty)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "pip install 'matplotlib>=3.8'" in refused(tmp_path, capsys, empty)
-
-
-@pytest.mark.parametrize(
-    ("page", "names"),
-    [
-        ("README.md", ["step-time"]),
-        ("examples/bench/README.md", ["traffic"]),
-        ("examples/criteo/README.md", ["quality", "rate-distortion"]),
-    ],
-)
-def test_pages_show_pictures_that_are_there(page, names):
-    """`make pictures` draws them."""
-    paths = re.findall(r"\]\((\S+\.png)\)", (ROOT / page).read_text())
-    assert [Path(path).stem for path in paths] == names
-    assert all(((ROOT / page).parent / path).is_file() for path in paths)

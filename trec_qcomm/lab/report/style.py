@@ -84,7 +84,7 @@ def render(figure: Figure, png: Path | None) -> str:
         file = io.StringIO()
         canvas.savefig(file, format="svg", transparent=True, metadata={"Date": None})
         if png is not None:
-            canvas.savefig(png / f"{figure.key}.png", dpi=100, pil_kwargs={"optimize": True})
+            canvas.savefig(png / f"{figure.key}.png", dpi=200, pil_kwargs={"optimize": True})
     svg = file.getvalue()
     return svg[svg.index("<svg") :]
 
