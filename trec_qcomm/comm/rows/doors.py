@@ -107,8 +107,8 @@ class TransformedRows:
 class CallTransform:
     """Base of a transform's work in one call.
 
-    Each method does nothing unless a subclass overrides it. The
-    methods are called once for each direction, forward first.
+    Each method does nothing unless a subclass overrides it. The methods are called once for each
+    direction, forward first.
     """
 
     def frames(
