@@ -141,7 +141,7 @@ def make_gloo_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
             "ranks; make a new one, and a new model or DDP with it"
         ) from None
     if ranks != sorted(ranks):
-        raise ValueError(f"process group: its ranks {ranks} must be in ascending order")
+        raise ValueError(f"process group: ranks {ranks} must ascend; sort those of new_group")
     if hasattr(pg, "host_group"):
         own_group: dist.ProcessGroup = pg.host_group()
         return own_group

@@ -123,8 +123,7 @@ def _exchange_words(
         raise peers.lost(error, f"sizes of the {name}", since=begin) from error
     late = senders[received >> bits != call]
     if len(late):
-        rank = peers.ranks[int(late[0])]
-        raise CorruptFrameError("of another call: the ranks are out of step", rank=rank)
+        raise CorruptFrameError(frame.OUT_OF_STEP, rank=peers.ranks[int(late[0])])
     return received & (1 << bits) - 1
 
 

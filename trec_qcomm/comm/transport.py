@@ -92,7 +92,7 @@ class Transport:
         self._peers = Peers(pg)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._broken: Exception | None = None
+        self._broken: str | None = None
 
     def start(
         self,
@@ -120,7 +120,7 @@ class Transport:
                     raise RuntimeError(f"an all-reduce before this one failed: {self._broken}")
                 drive(rounds, partial(run_round, self._peers, name=name), on_wire_s)
             except Exception as error:
-                self._broken = self._broken or error
+                self._broken = self._broken or f"{error}; restart all ranks from a checkpoint"
                 outcome.set_result(error)
             else:
                 outcome.set_result(result)
@@ -154,7 +154,7 @@ class DeviceTransport:
             checks: collector of the errors in frames.
         """
         self.pg, self._device, self._checks = pg, device, checks
-        self._broken: Exception | None = None
+        self._broken: str | None = None
         # NCCL connects all ranks in the first call on a group; a round may need only some of them.
         dist.all_reduce(torch.zeros(1, device=device), group=pg)
 
@@ -185,7 +185,7 @@ class DeviceTransport:
                 future: Future[Tensor] = Future(devices=[self._device] if result.is_cuda else None)
                 future.set_result(result)  # within side_stream: it notes the stream to wait for
         except Exception as error:
-            self._broken = self._broken or error
+            self._broken = self._broken or f"{error}; restart all ranks from a checkpoint"
             raise
         return future
 

@@ -98,9 +98,7 @@ class Config:
         if self.dense == ():
             raise ValueError("dense: expected a rule, or a list of one or more rules")
         if not any((self.embedding, self.dense, self.data_parallel, self.ids, self.sync)):
-            raise ValueError(
-                "embedding: missing, and neither dense nor data_parallel given, nor ids or sync"
-            )
+            raise ValueError("all missing: give embedding, dense, data_parallel, ids or sync")
         if self.dense is not None:
             check_dense_rules(self.dense_rules)
         check_sections(self)

@@ -150,7 +150,7 @@ class GradientRule(AllReduceRule):
         """
         if "cross" not in data:
             if data.get("algorithm") == "hierarchical" and "codec" not in data:
-                raise ValueError("cross: missing")
+                raise ValueError("cross: missing; give the codec of the hop between nodes")
             return {}
         if data.get("algorithm") != "hierarchical":
             raise ValueError("cross: only with algorithm: hierarchical; else it is codec")

@@ -21,11 +21,11 @@ AUTO_SHARE = 0.9  # `auto` merges where at least a tenth of the bags repeats; a 
 def _check_codecs(pair: "HopCodecs | TableRule") -> None:
     if pair.forward.only_for_gradients:
         raise ValueError(
-            f"forward: {pair.forward.name} is for gradients only: of the rows themselves it keeps "
-            "too little to train with"
+            f"forward: {pair.forward.name} is for gradients only: it keeps too little of rows to "
+            "train with; take topk"
         )
     if pair.forward.follows_forward:
-        raise ValueError(f"forward: {pair.forward.name} is for backward only")
+        raise ValueError(f"forward: {pair.forward.name} is for backward only; take topk here")
     if pair.backward.follows_forward and not pair.forward.chooses_columns:
         raise ValueError(
             f"backward: {pair.backward.name} sends the columns that forward kept, "

@@ -29,12 +29,12 @@ def register_codec(codec_type: type[Codec], *decoders: Codec) -> None:
     adopt(codec_type)
     name, module = codec_type.name, codec_type.__module__
     if name in _BY_NAME or _MODULE_OF_NAME.get(name, module) != module:
-        raise ValueError(f"codec name {name!r} is taken")
+        raise ValueError(f"codec name {name!r} is taken; choose another one")
     for decoder in decoders:
         wire_id = decoder.wire_id
         is_taken = wire_id in _DECODERS or _MODULE_OF_WIRE_ID.get(wire_id, module) != module
         if not 1 <= wire_id <= 255 or is_taken:
-            raise ValueError(f"wire id {wire_id} of {decoder} is taken or not 1..255")
+            raise ValueError(f"{name}: wire id {wire_id} is taken or not 1..255; choose 240..255")
         _DECODERS[wire_id] = decoder
     _BY_NAME[name] = codec_type
 

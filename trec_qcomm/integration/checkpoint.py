@@ -124,7 +124,7 @@ def load_of_all_ranks(checkpoint_id: str | Path, key: str) -> dict[str, Any]:
         if isinstance(stored, TensorStorageMetadata):
             wanted[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
     if not wanted:
-        raise ValueError(f"{checkpoint_id}: nothing is saved under {key!r}")
+        raise ValueError(f"{checkpoint_id}: nothing is saved under {key!r}; give the saved name")
     load(wanted, checkpoint_id=checkpoint_id)
     state: dict[str, Any] = {}
     for name, value in wanted.items():

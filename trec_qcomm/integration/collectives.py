@@ -146,7 +146,7 @@ class EmbeddingCollectives:
         """
         unknown = sorted(set(changes) - set(self.tables()))
         if unknown:
-            raise ValueError(f"no collective sends table {', '.join(unknown)}")
+            raise ValueError(f"no collective sends {', '.join(unknown)}; tables: {self.tables()}")
         before = self.rules.changes
         self.rules.change(changes)
         try:

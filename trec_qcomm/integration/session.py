@@ -92,7 +92,7 @@ class Session:
         Raises: ValueError: there is an extension of that name already.
         """
         if self.extensions.get(name, extension) is not extension:
-            raise ValueError(f"extension {name!r}: there is one of that name already")
+            raise ValueError(f"extension {name!r}: there is one of that name already; rename it")
         self.extensions[name] = extension
         for module, collective in self.collectives.by_module():
             extension.add_collective(collective, module)

@@ -31,15 +31,16 @@ DEVICE_ALIGNMENT = 128  # bytes at whose multiples frames begin in a GPU's memor
 _STEP = 0x9E3779B97F4A7C15 - 2**64  # of keys and numbers of blocks, see `checksum`
 _BLOCK = 1024  # words of 8 bytes
 
+OUT_OF_STEP = "of another call: the ranks are out of step; make the same calls on all ranks"
 _REASONS = {
     cpu.BAD_SIZE: "size differs from the bytes received",
     cpu.BAD_MAGIC: "not a frame (magic)",
     cpu.BAD_LAYOUT: "the sender's tables, dims or order differ from this rank's",
     cpu.BAD_COUNT: "number of segments differs from this rank's",
-    cpu.BAD_CHECKSUM: "checksum differs",
+    cpu.BAD_CHECKSUM: "checksum differs: bytes changed on the way; check memory and network",
     cpu.BAD_ROWS: "number of rows differs from this rank's batch",
     cpu.BAD_SEGMENT: "segment sizes do not add up",
-    cpu.BAD_CALL: "of another call: the ranks are out of step",
+    cpu.BAD_CALL: OUT_OF_STEP,
 }
 
 
@@ -101,7 +102,7 @@ def lay_out(
     sizes = nbytes.numpy()  # numpy is faster than torch on vectors this short
     largest = int(sizes.max(initial=0))
     if largest >= 2**32:
-        raise ValueError(f"a segment of {largest} bytes; frames hold less than 2^32")
+        raise ValueError(f"a segment of {largest} bytes; allowed: below 2^32; cut the batch")
     counts, overheads, bounds, before = _overheads(tuple(segments_per_frame))
     ends = np.zeros(len(sizes) + 1, np.int64)
     sizes.cumsum(out=ends[1:])

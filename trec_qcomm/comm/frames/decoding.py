@@ -179,7 +179,7 @@ def _by_sender_codec(
         which = (used == wire_id).nonzero().view(-1)
         codec, members = registry.decoder(wire_id), group.members[which]
         if codec is None:
-            raise _error_at(int(members[0]), f"unknown codec {wire_id}", plan, ranks)
+            raise _error_at(int(members[0]), f"unknown codec {wire_id}: import it", plan, ranks)
         part = CodecGroup(codec, group.segments.subset(which), members)
         parts.append((part, _bytes_of(part, encoded)))
     return parts

@@ -185,7 +185,7 @@ class CodedSharder(ComesFirst):
         """
         refuse_sync_collectives()
         if env.process_group is None:
-            raise ValueError("trec_qcomm needs a ShardingEnv with a process group")
+            raise ValueError("env: no process group; make it by ShardingEnv.from_process_group(pg)")
         session = self._session
         module_name = module_fqn or self.parent_fqn or "+".join(sorted(params))
         session.add_module(env.process_group, module_name, params)
@@ -215,7 +215,9 @@ def _check_device(device: torch.device, rules: Mapping[str, TableRule]) -> None:
     if device.type != "cuda":
         raise ValueError(f"device {device}: trec_qcomm has kernels for cpu and cuda")
     for table, rule in rules.items():
-        codecs = (rule.forward, rule.backward, rule.intra.forward, rule.intra.backward)
-        for codec in codecs:
+        for codec in (rule.forward, rule.backward, rule.intra.forward, rule.intra.backward):
             if not codec.has_gpu_kernels:
-                raise ValueError(f"device {device}: table {table!r}: no GPU kernels for {codec!r}")
+                raise ValueError(
+                    f"device {device}: table {table!r}: no GPU kernels for {codec!r}; take a codec "
+                    "that has them, such as rowwise, cast, float6, or error_bounded with bitpack"
+                )

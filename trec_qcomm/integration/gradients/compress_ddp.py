@@ -41,7 +41,7 @@ def compress_ddp(
         an error of GradientAllReduce.register; ranks whose configs or parameters differ.
     """
     if not isinstance(ddp, DistributedDataParallel):
-        raise ValueError(f"ddp: expected a DistributedDataParallel, got a {type(ddp).__name__}")
+        raise ValueError(f"ddp: expected a DistributedDataParallel around the {type(ddp).__name__}")
     return CompressedDDP(ddp, read_config(config))
 
 
@@ -56,7 +56,7 @@ class CompressedDDP(Resumable):
     def __init__(self, ddp: DistributedDataParallel, config: Config) -> None:
         """Take over the all-reduce of the DDP. Collective. Raises the errors of compress_ddp."""
         if config.dense is None:
-            raise ValueError(f"{config.source}: dense: missing")
+            raise ValueError(f"{config.source}: dense: missing; add it, such as {{codec: float6}}")
         self.config = config
         self._used_config = Config(dense=config.dense, seed=config.seed, source=config.source)
         self._exact, self.scaler = False, None

@@ -28,8 +28,8 @@ def device_of(names: Mapping[nn.Parameter, str]) -> torch.device:
     for parameter, name in names.items():
         if parameter.dtype != torch.float32 or parameter.device.type not in ("cpu", "cuda"):
             raise ValueError(
-                f"gradients of {name!r}: {parameter.dtype} on {parameter.device}; the "
-                "all-reduce exists for float32 on cpu and cuda only"
+                f"gradients of {name!r}: {parameter.dtype} on {parameter.device}; allowed: float32 "
+                "on cpu or cuda; else leave dense and data_parallel out of the config"
             )
     if len(devices) > 1:
         places = ", ".join(f"{name!r} on {device}" for device, name in devices.items())
@@ -66,7 +66,7 @@ def ranks_per_node(pg: dist.ProcessGroup) -> int:
         pods = f" times {_NODES_OF_A_POD} {text[1]}" if _NODES_OF_A_POD in os.environ else ""
         raise ValueError(
             f"algorithm: hierarchical: {world_size} ranks are not nodes of {name} {text[0]}{pods} "
-            "each"
+            "each; make nodes equal, or take another algorithm"
         )
     ranks = dist.get_process_group_ranks(pg)
     nodes = [(node, len(list(members))) for node, members in groupby(ranks, lambda r: r // size)]

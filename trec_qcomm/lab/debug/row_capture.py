@@ -209,7 +209,7 @@ class RowCapture(Observer):
         parts = [torch.load(io.BytesIO(part), weights_only=True) for part in gathered]
         rows = _merged(part["rows"] for part in parts)
         if not rows:
-            raise ValueError("capture_rows: nothing was captured: no training step since")
+            raise ValueError("capture_rows: nothing was captured; train one step or more first")
         if dist.get_rank() != 0:
             return
         num_left_out = sum(part["left_out"] for part in parts)

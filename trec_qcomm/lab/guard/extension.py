@@ -53,8 +53,7 @@ class GuardExtension(Extension):
         guarded = list(filter(self._rule.matches, tables))
         if guarded and dtype != torch.float32:
             raise ValueError(
-                f"guard: table {guarded[0]!r}: its rows are {dtype}; allowed: torch.float32 "
-                "(output_dtype fp32)"
+                f"guard: table {guarded[0]!r}: {dtype}; allowed: torch.float32 (output_dtype fp32)"
             )
         if device is None or device.type != "cuda":
             return
@@ -62,7 +61,8 @@ class GuardExtension(Extension):
             for _, codec in self._rule.codecs_of_table(self._session.config.rule_for(table)):
                 if not codec.has_gpu_kernels:
                     raise ValueError(
-                        f"device {device}: guard: table {table!r}: no GPU kernels for {codec!r}"
+                        f"device {device}: guard: table {table!r}: no GPU kernels for {codec!r}; "
+                        "take a ladder of codecs that have them, such as rowwise and cast"
                     )
 
     def changes_of(self, rules: Mapping[str, TableRule]) -> Iterator[CodecChanges]:

@@ -97,7 +97,7 @@ class GuardRule(Section):
 
     def check(self, owner: Any) -> None:
         if not owner.embedding:
-            raise ValueError("guard: has nothing to watch without rules of embedding")
+            raise ValueError("guard: has nothing to watch without rules of embedding; add one")
 
     def codecs_of_table(self, rule: TableRule) -> Iterator[tuple[str, Codec]]:
         for direction, ladder in self.ladders(rule).items():

@@ -53,7 +53,7 @@ class LivePreview:
         blocks = {"forward": self.capture.rows, "backward": self.capture.gradients}
         blocks = {direction: tables for direction, tables in blocks.items() if tables}
         if not num_steps:
-            raise ValueError("preview: no training step yet")
+            raise ValueError("preview: no training step yet; call it after one or more")
         captured = CapturedRows(
             blocks=blocks,
             num_steps=num_steps,

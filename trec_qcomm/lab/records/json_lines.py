@@ -88,7 +88,7 @@ def read_all(places: Iterable[str | Path]) -> list[Record]:
     """
     records = [record for path in _files(map(Path, places)) for record in read(path)]
     if not records:
-        raise ValueError("the files hold no record")
+        raise ValueError("the files hold no record; name files that a tool of trec_qcomm wrote")
     return records
 
 

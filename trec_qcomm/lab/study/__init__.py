@@ -200,5 +200,5 @@ def _seeds(seeds: int | Iterable[int]) -> list[int]:
     if not numbers:
         raise ValueError(f"seeds {seeds!r:.60}: expected one or more")
     if len(set(numbers)) < len(numbers):
-        raise ValueError("seeds: one is given twice")
+        raise ValueError("seeds: one is given twice; give each once")
     return numbers

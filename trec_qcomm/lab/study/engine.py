@@ -81,7 +81,7 @@ class Study:
     def __post_init__(self) -> None:
         for name in (BASELINE, NULL):
             if name in self.configurations:
-                raise ValueError(f"configs: {name} is run anyway")
+                raise ValueError(f"configs: {name} is run anyway; leave it out")
         if not self.configurations:
             raise ValueError("configs: expected one or more")
 
