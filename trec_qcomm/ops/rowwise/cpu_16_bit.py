@@ -1,6 +1,6 @@
 """Row-wise quantization of float16 and bfloat16 rows, in numba. Same bytes as reference.py.
 
-A row is widened to float32 when it is read and rounded when it is written, so only one row at a
+A row is widened to float32 when it is read, and rounded when it is written. So only one row at a
 time is float32. Shapes: values and rows are arrays of their bits, uint16.
 """
 
@@ -81,7 +81,7 @@ def encode(
 ):  # fmt: skip
     """Write the segments; return the first one that holds NaN or inf, or -1.
 
-    Args: is_half: whether values are float16, else bfloat16.  The others: cpu.encode.
+    Args: is_half: whether values are float16, else bfloat16.  The others are those of cpu.encode.
     """
     most = 0
     for s in range(start.size):

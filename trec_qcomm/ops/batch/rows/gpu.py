@@ -1,10 +1,10 @@
-"""Rows out of a buffer in Triton. Same results as reference.py.
+"""Choose, take and add rows of a buffer, in Triton. Same results as reference.py.
 
-`choose` counts the chosen rows of each tile, torch sums these up, and a second pass over the flags
-numbers the rows. How many there are is on its way to the host when it returns. `take` and `add` are
-one launch each. `add` goes through the places that rows are added to (ops.rows.destinations), and
-at each place through the groups that have a row for it, in order. So one program reads and writes a
-place, once.
+`choose` counts the chosen rows of each tile, torch sums up these counts, and a second pass over the
+flags numbers the rows. When `choose` returns, the number of rows is on its way to the host. `take`
+and `add` are one launch each. `add` goes through the destinations (ops.rows.destinations), and at
+each place through the groups that have a row for it, in order. So only one program reads and writes
+a place, once.
 """
 
 from collections.abc import Callable
