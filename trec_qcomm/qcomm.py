@@ -295,9 +295,10 @@ class QComm(Resumable):
     def summary(self) -> str:
         """Return one table of what this rank sends to others in a step, as text.
 
-        Each row is a group of traffic: forward, backward, dense, ids, all. The columns are KB
-        before equal bags are merged (raw), after that (distinct) and on the wire; raw over wire;
-        and ms of encoding, waiting for the network and decoding. Lines of the extensions follow.
+        Each row is a group of traffic: forward, backward, dense, ids, all. The first columns are
+        KB: as float32 before equal bags are merged (raw), after that (distinct), and on the wire.
+        Then come raw over wire, and ms of encoding, waiting for the network and decoding. Lines of
+        the extensions follow.
         """
         words = [e.in_summary() for e in self._session.extensions.values()]
         return "\n".join([str(self.stats()), *filter(None, words)])

@@ -98,7 +98,7 @@ class Config:
         if self.dense == ():
             raise ValueError("dense: expected a rule, or a list of one or more rules")
         if not any((self.embedding, self.dense, self.data_parallel, self.ids, self.sync)):
-            raise ValueError("all missing: give embedding, dense, data_parallel, ids or sync")
+            raise ValueError("no rules; give one of embedding, dense, data_parallel, ids and sync")
         if self.dense is not None:
             check_dense_rules(self.dense_rules)
         check_sections(self)

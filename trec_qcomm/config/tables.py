@@ -56,8 +56,8 @@ class TableRule:
 
     DATA_PARALLEL tables exchange no rows; `data_parallel` is the rule of their gradients.
 
-    Merging equal bags is not exact in two cases: with FBGEMM's `gradient_clipping`, which clips
-    sample by sample, and inside modules that do more with ids than look them up (managed
+    Merging equal bags is not exact with FBGEMM's `gradient_clipping`, which clips sample by sample.
+    It is not exact either inside modules that do more with ids than look them up (managed
     collisions, feature processors).
 
     Some lookups take no batch size for every feature: full Adagrad, dense kernels and, on CPU,

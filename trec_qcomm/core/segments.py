@@ -1,7 +1,7 @@
 """Segments, the rows of a buffer that are coded, and Encoded, the places of the encoded bytes.
 
 A segment is the rows that one rank sends one peer for one (table, feature, column shard). It is the
-unit of coding. Rows are read and written in the [batch, sum of dims] matrices of TorchRec, so a
+unit of coding. Rows are read and written in the [batch, sum of dims] matrices of TorchRec. So a
 segment is a strided block of a flat buffer, and nothing is copied into place.
 
 Shapes: S segments, R coded rows in all, D values a row, W payload bytes.

@@ -1,9 +1,9 @@
 """The folder of compiled kernels.
 
-It is the first of these that can be written: NUMBA_CACHE_DIR, __pycache__ of this package, the
-user's cache folder. If none can be written, as in a container with a read-only file system, it is a
-folder of this user among the temporary files, and kernels that a warm-up left in the other folders
-are copied there. If that fails, too, each process compiles for itself.
+It is the first writable folder of NUMBA_CACHE_DIR, __pycache__ of this package, and the user's
+cache folder. If none can be written, as in a container with a read-only file system, it is a folder
+of this user among the temporary files. Kernels that a warm-up left in the other folders are then
+copied there. If that fails, too, each process compiles for itself.
 
 The folder has a subfolder for each content of the source files, because numba checks a kernel's own
 file but not the files of the functions that it calls.

@@ -36,8 +36,8 @@ class RowBlocks:
         numbers: [S] int64 on the device, the number of each segment's first value.
         num_blocks: number of blocks of all segments.
         dim: D, values of a row.
-        constants: constants of kernels: a program holds up to BLOCK_ROWS rows of BLOCK_DIM values;
-            `segment_of` takes STEPS; rows begin at multiples of VECTOR values; WIDE says whether
+        constants: constants of kernels. A program holds up to BLOCK_ROWS rows of BLOCK_DIM values.
+            `segment_of` takes STEPS. Rows begin at multiples of VECTOR values. WIDE says whether
             places of values within a block may need more than 31 bits.
     """
 

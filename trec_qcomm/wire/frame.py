@@ -80,8 +80,8 @@ def overhead_nbytes(num_segments: int) -> int:
 def alignment_of(buffer: Tensor) -> int:
     """Return the number of bytes at whose multiples frames begin and end in this memory.
 
-    On a CPU frames lie without gaps. On a GPU, NCCL copies byte by byte if data do not begin at a
-    multiple of 16 bytes, and the GPU moves memory in pieces of 32 and 128 bytes.
+    On a CPU frames lie without gaps. NCCL copies byte by byte if data do not begin at a multiple of
+    16 bytes, and a GPU moves memory in pieces of 32 and 128 bytes.
     """
     return DEVICE_ALIGNMENT if is_on_gpu(buffer) else ALIGNMENT
 

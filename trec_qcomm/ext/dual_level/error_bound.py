@@ -13,9 +13,9 @@ The homogenization index is the share of distinct rows that stay apart under an 
 
 The index is 1 if all rows stay apart, as in small tables. It is low if quantization makes many rows
 equal. That happens in large tables, where most rows have hardly moved from their initial values. On
-Criteo, after one epoch at dim 16, in batches of 2048 and at bound 0.03, it is .3 to .7 for tables
-of thousands of rows and .98 to 1 for tables of under a hundred rows. It falls with a larger bound
-or batch and rises with the dim. The quantizer is the artefact's, round(x / 2 bound range).
+Criteo it is .3 to .7 for tables of thousands of rows and .98 to 1 for tables of under a hundred
+rows (after one epoch at dim 16, batches of 2048, bound 0.03). It falls with a larger bound or batch
+and rises with the dim. The quantizer is the artefact's, round(x / 2 bound range).
 
 Shapes: T tables; n rows of D values. Unit: a bound is a fraction of max - min of a table's rows in
 a batch.

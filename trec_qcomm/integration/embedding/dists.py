@@ -157,7 +157,7 @@ class _CodedDist(nn.Module, Generic[C]):
         if given:
             return given
         if num_rows % world_size:
-            raise ValueError(f"batch of {num_rows} rows over {world_size} ranks; make all equal")
+            raise ValueError(f"{num_rows} rows over {world_size} ranks: make batches equal")
         return [num_rows // world_size] * world_size
 
 

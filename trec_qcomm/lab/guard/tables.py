@@ -2,10 +2,10 @@
 
 A table's signal to noise is remembered for each rung, as it was while all was well. A rung is
 expected to be as good as it was, and as the coarser rungs were. The table has drifted out of its
-codec's reach in two cases: its signal to noise falls by DROP_DB within a few probes, or another
-LOST_RISE of the values are lost beside values that have grown by GROWTH. The expectation then stays
-as it was. Values that are lost beside slowly growing values are mostly rows of rare ids, hardly
-trained; the loss decides about them.
+codec's reach if its signal to noise falls by DROP_DB within a few probes. It has also drifted if
+another LOST_RISE of the values are lost beside values that have grown by GROWTH. The expectation
+then stays as it was. Values that are lost beside slowly growing values are mostly rows of rare ids,
+hardly trained; the loss decides about them.
 
 Knows: figures of one table, its ladder. Does not know: the loss, other tables, how ranks agree.
 """

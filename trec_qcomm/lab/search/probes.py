@@ -2,9 +2,9 @@
 
 There is one float32 training for each seed. Its config asks the numeric debugger to try all
 candidates on the rows and gradients of some steps (bytes and noise). If `train` returns a
-`quality.Trained`, the trained model is also scored with forward codecs switched on: with each
-candidate on all tables, and with one coarse codec on one table at a time, which shows each table's
-share.
+`quality.Trained`, the trained model is also scored with forward codecs switched on. It is scored
+with each candidate on all tables. It is also scored with one coarse codec on one table at a time,
+which shows each table's share.
 
 Knows: debug records, `train`. Does not know: what is chosen.
 """

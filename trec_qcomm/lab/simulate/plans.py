@@ -6,9 +6,9 @@ same speed in both directions at once. The two levels of a hierarchical reductio
 another. If a library sends in pieces, the levels overlap, and the reduction takes as little as
 half. All GPUs are alike, so only the busiest one is modelled.
 
-There are three plans, as in TorchRec: each table whole on one GPU (tw), the rows of each table over
-all GPUs (rw), each table on one node and its rows over the node's GPUs (twrw). All tables have the
-same plan.
+There are three plans, as in TorchRec. In tw each table is whole on one GPU. In rw the rows of each
+table are split over all GPUs. In twrw each table is on one node, its rows split over the node's
+GPUs. All tables have the same plan.
 
 With T tables on U places (GPUs or nodes) the busiest GPU holds ceil(T/U) tables. Its lookups are
 what the best balanced placement must leave to one place: the mean, or the largest table. So with

@@ -1,8 +1,8 @@
 """Bitpack in numba. Same bytes as reference.py.
 
 A group is 32 blocks of 32 values, zigzagged into `words` [1024] uint32, which stay in the first
-cache. If all words of a group fit in 8 bits, the group is *narrow*: words are copied to bytes, and
-8 bytes at a time are folded inside a 64-bit integer in three steps. Otherwise it is *wide*: two
+cache. If all words of a group fit in 8 bits, the group is *narrow*. Its words are copied to bytes,
+and 8 bytes at a time are folded inside a 64-bit integer in three steps. Otherwise it is *wide*: two
 words at a time are shifted into place. The compiler vectorizes the loops over a whole group, but
 not the loops over a block, which are too short.
 

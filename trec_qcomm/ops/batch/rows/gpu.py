@@ -27,8 +27,11 @@ _FLAGS = 512  # rows that one program of `choose` looks at
 def choose(
     chosen: Tensor, first: Tensor, num_rows: Tensor, start: Tensor, stride: Tensor
 ) -> tuple[Callable[[], Tensor], Tensor, Tensor]:
-    """Return a function that waits for counts [G] int64 on CPU, position [sum of num_rows] int64
-    whose first U are those of Rows, and number [sum of num_rows] int32 (see RowGroups)."""
+    """Return the counts, positions and numbers of the chosen rows.
+
+    Returns: a function that waits for counts, [G] int64 on CPU; position, [sum of num_rows] int64,
+        whose first U are those of Rows; and number, [sum of num_rows] int32, as in RowGroups.
+    """
     device, rows = chosen.device, exclusive_cumsum(num_rows)
     total = int(rows[-1])
     position = torch.empty(total, dtype=torch.int64, device=device)
