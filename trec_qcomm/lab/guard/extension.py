@@ -153,7 +153,7 @@ def guard(
     extension = guarding_of(qcomm.session)
     options: dict[str, Any] = {"parts": parts, "file": file, "setup": setup, "run": run}
     if extension.guard is not None:
-        raise ValueError("guard: this QComm has a guard already")
+        raise ValueError("guard: this QComm has a guard already; use that one")
     made = Guard(qcomm.session, extension.signals, loss_fn, probe_batches, **options)
     if extension.loaded:
         made.load(extension.loaded)

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> str:
     png: Path = arguments.png or out.with_name(f"{out.stem}_png")
     check_out(out)
     if png.exists() and not png.is_dir():
-        raise ValueError(f"png {png}: is not a folder")
+        raise ValueError(f"png {png}: is not a folder; name a folder")
     matplotlib()  # missing: said before any work
     records = read_all(arguments.records)
     figures = figures_of(records)
