@@ -1,7 +1,7 @@
 """MergePause: pause one sharding's search for equal bags after a batch that had none.
 
-The search costs up to a twentieth of an exchange on CPU. A batch whose features have batch sizes of
-their own costs up to a third more, also if no bag was merged. So in the first of every WINDOW
+The search costs up to a twentieth of an exchange on CPU. Sending a batch whose features have batch
+sizes of their own costs up to a third, also if no bag was merged. So in the first of every WINDOW
 batches all ranks tell one another whether any rank had a bag to merge. If no rank had, the rest of
 these batches go as TorchRec sends them.
 
