@@ -8,8 +8,8 @@
         **qcomm.dmp_arguments(),
     )
 
-A DDP outside TorchRec: `trec_qcomm.compress_ddp(ddp, "dense_float6")`. Only QComm needs TorchRec
-and FBGEMM; it is imported when it is first used.
+For a DDP outside TorchRec: `trec_qcomm.compress_ddp(ddp, "dense_float6")`. Only QComm needs
+TorchRec and FBGEMM; it is imported when it is first used.
 """
 
 from importlib import import_module
@@ -96,7 +96,7 @@ _WHEN_USED = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name, mostly with TorchRec, or a module when it is first used.
+    """Import a name or a module of the package when it is first used.
 
     Raises: ImportError: TorchRec, FBGEMM or what they need is not installed.
     """

@@ -1,7 +1,7 @@
 """All tools of trec_qcomm under one command.
 
-trec-qcomm preview --help          what one of them takes, with examples
-python -m trec_qcomm preview ...   the same, where the package is not installed
+trec-qcomm preview --help          the arguments of one tool, with examples python -m trec_qcomm
+preview ...   the same tool, where the package is not installed
 """
 
 import sys
@@ -31,9 +31,9 @@ def text_of_help() -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the tool that the first word names with the other words; return the exit status.
+    """Run the tool that the first word names, with the other words; return the exit status.
 
-    Args: words: the command line; None: this process's.
+    Args: words: the command line; None: the command line of this process.
     """
     words = sys.argv[1:] if words is None else list(words)
     if not words or words[0] in ("-h", "--help"):

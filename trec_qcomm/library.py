@@ -1,8 +1,8 @@
 """Codecs as operators of torch, `torch.ops.trec_qcomm.encode` and `decode`. Import it to have them.
 
-So a graph of torch.compile or torch.export holds them as one node, without a break; the plain
-methods of a codec break it. They are for models that code rows by themselves: the collectives
-call codecs directly, on memory that is there already. They are not differentiable.
+A graph of torch.compile or torch.export holds each operator as one node. The plain methods of a
+codec would break the graph. The operators are for models that code rows by themselves; the
+collectives call codecs directly, on memory that is there already. They are not differentiable.
 
 A codec is named as in a config, by a mapping in YAML or JSON: "{codec: rowwise, bits: 4}".
 Shapes: N rows of D values, W bytes.
@@ -25,10 +25,10 @@ def _codec(text: str) -> Codec:
 
 @torch.library.custom_op("trec_qcomm::encode", mutates_args=())
 def encode(rows: Tensor, codec: str, seed: int = 0) -> Tensor:
-    """Return [W] uint8, the bytes of one segment that holds all rows.
+    """Encode rows: return [W] uint8, the bytes of one segment that holds all rows.
 
     Args: rows: [N, D], of a dtype that the codec takes.  seed: seed of stochastic rounding.
-    Raises: ValueError: no such codec, or rows that it does not take.
+    Raises: ValueError: an unknown codec, or rows that the codec does not take.
     """
     chosen = _codec(codec).for_values(rows.dtype)
     chosen.check_dim(rows.shape[1])
@@ -39,10 +39,10 @@ def encode(rows: Tensor, codec: str, seed: int = 0) -> Tensor:
 
 @torch.library.custom_op("trec_qcomm::decode", mutates_args=())
 def decode(payload: Tensor, num_rows: int, dim: int, codec: str) -> Tensor:
-    """Return [N, D] float32, the rows of what `encode` wrote of them.
+    """Decode what `encode` wrote: return the rows, [N, D] float32.
 
     Args: payload: [W] uint8.  num_rows: N.  dim: D.
-    Raises: ValueError: no such codec.  CorruptFrameError: bytes that it does not write.
+    Raises: ValueError: an unknown codec.  CorruptFrameError: bytes that the codec does not write.
     """
     rows = payload.new_empty(num_rows, dim, dtype=torch.float32)
     encoded = Encoded(payload.contiguous(), int64_tensor([0]), int64_tensor([len(payload)]))

@@ -56,16 +56,16 @@ class QComm(Resumable):
             **qcomm.dmp_arguments(),
         )
 
-    Make one on each rank, from the same config, and use it for one model. Train as before;
-    `stats()` tells what was sent, `with qcomm.bypass():` evaluates with exact communication. It is
-    a Stateful of torch.distributed.checkpoint: save {"model": ..., "trec_qcomm": qcomm}.
+    Make one QComm on each rank, from the same config, and use it for one model. Train as before.
+    `stats()` tells what was sent; `with qcomm.bypass():` evaluates with exact communication. A
+    QComm is a Stateful of torch.distributed.checkpoint: save {"model": ..., "trec_qcomm": qcomm}.
     """
 
     def __init__(self, config: Config) -> None:
         """Make a QComm for one model, on this rank.
 
         Args: config: settings of the codecs.
-        Raises: ValueError: it is no Config.
+        Raises: ValueError: `config` is no Config.
         """
         if not isinstance(config, Config):
             raise ValueError(
@@ -77,17 +77,17 @@ class QComm(Resumable):
 
     @property
     def session(self) -> Session:
-        """What all parts of this object share, for extensions and tools."""
+        """Session that all parts of this object share, for extensions and tools."""
         return self._session
 
     @property
     def scaler(self) -> Any:
-        """Scaler of the loss (torch.amp.GradScaler); None, the default: there is none.
+        """Scaler of the loss (torch.amp.GradScaler); None, the default, if there is none.
 
             qcomm.scaler = scaler
 
-        What codecs of dense gradients keep back then follows its scale. Error bounds of mode `abs`
-        and thresholds of dense gradients are in units of the scaled gradients.
+        Residuals of dense gradients then follow the scale. Error bounds of mode `abs` and
+        thresholds of dense gradients are in the unit of the scaled gradients.
         """
         return self._session.scaler
 
@@ -97,20 +97,20 @@ class QComm(Resumable):
 
     @property
     def state(self) -> NamedStates[Stateful]:
-        """What checkpoints keep besides QComm's own state, by name.
+        """Objects whose state checkpoints keep besides QComm's own, by name.
 
             qcomm.state["mine"] = stateful      # with state_dict() and load_state_dict(state)
 
-        The state of an object under a name may have been loaded before. With a changed config it
-        begins anew: load_state_dict({}). A state is a mapping with at least one tensor, as
-        torch.distributed.checkpoint does not always load plain numbers alone.
+        If a checkpoint was loaded before, the object gets its state at once. With a changed config
+        it gets load_state_dict({}), and begins anew. A state is a mapping with at least one tensor,
+        because torch.distributed.checkpoint does not always load plain numbers alone.
         """
         return self._session.state
 
     def extend(self, name: str, extension: Extension) -> None:
-        """Add an extension, which may stand at the doors of all collectives (docs/EXTENDING.md).
+        """Add an extension, which may use the doors of all collectives (docs/EXTENDING.md).
 
-        Raises: ValueError: there is one of that name already.
+        Raises: ValueError: there is an extension of that name already.
         """
         self._session.extend(name, extension)
 
@@ -127,25 +127,26 @@ class QComm(Resumable):
             qcomm.use_codecs({"t_cat_0": {"forward": Rowwise(4), "backward": Cast("bf16")}})
             qcomm.use_codecs(dense=GradientRule(codec=Float6()), ids="exact")
 
-        Modules that are resharded keep them. A step that has begun ends with the codecs that it
-        began with.
+        Modules that are resharded keep the new codecs. A step that has begun ends with the codecs
+        that it began with.
 
         Args:
             tables: {table: {"forward": codec, "backward": codec}}, or one of the two.
-            dense: rules in place of the config's `dense`; `exact`: DDP's own all-reduce.
-            ids: whether ids are sent `packed`, or as TorchRec does.
-            bags: `distinct`: equal bags are sent once where the config merges them, and empty rows
-                of row-wise tables not at all; `all`: a row for each bag. None, here and above: no
+            dense: rules in place of the config's `dense`; `exact`: DDP's own all-reduce. None: no
                 change.
-        Raises: ValueError: a table that is not exchanged here, or codecs that it may not have;
-            rules that do not fit, or a config without `dense`. Then the argument changes nothing.
+            ids: `packed`, or `exact` to send ids as TorchRec does. None: no change.
+            bags: `distinct` sends equal bags once where the config merges them, and leaves out
+                empty rows of row-wise tables. `all` sends a row for each bag. None: no change.
+        Raises: ValueError: a table that is not exchanged here, codecs that a table may not have,
+            rules that do not fit, or `dense` where the config has none. Then that argument changes
+            nothing.
         """
         self._session.use_codecs(tables or {}, dense=dense, ids=ids, bags=bags)
 
     def __getattr__(self, name: str) -> Any:
-        """Return a method of an extension or tool, whose module is imported when it is first used.
+        """Return a method of an extension or tool, and import its module when it is first used.
 
-        See TOOLS for their names.
+        TOOLS has the names of these methods.
         """
         if name not in TOOLS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -160,7 +161,7 @@ class QComm(Resumable):
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: naming file, field and allowed values.
+            ValueError: the file is no config; the error names file, field and allowed values.
         """
         return cls(load_config(path))
 
@@ -168,7 +169,7 @@ class QComm(Resumable):
     def from_preset(cls, name: str) -> "QComm":
         """Make a QComm from a preset, such as "best"; `trec_qcomm.presets()` lists them.
 
-        Raises: ValueError: no config ships under that name.
+        Raises: ValueError: no preset has that name.
         """
         return cls(load_preset(name))
 
@@ -178,7 +179,7 @@ class QComm(Resumable):
 
             QComm.from_dict({"dense": {"codec": "float6"}})
 
-        Raises: ValueError: naming the field and what is allowed there.
+        Raises: ValueError: the mapping is no config; the error names field and allowed values.
         """
         return cls(config_from_dict(mapping))
 
@@ -196,19 +197,19 @@ class QComm(Resumable):
     ) -> list[ModuleSharder[Any]]:
         """Return sharders for DistributedModelParallel, one for each module TorchRec can shard.
 
-        Pass them in the place of TorchRec's own.
+        Pass them in place of TorchRec's own.
 
         Args:
             fused_params: settings of the fused embedding optimizer, such as {"optimizer": ...,
-                "learning_rate": ...}; what TorchRec's sharders take under this name. Where bags
-                and sequences differ, make the sharders twice and take one of each.
-            use_index_dedup: whether an EmbeddingCollection sends each id once; what TorchRec's
-                EmbeddingCollectionSharder takes under this name. CUDA only.
-            sharded_module_order_overwrite: order of the sharding types within a module of bags;
-                what TorchRec's EmbeddingBagCollectionSharder takes under this name.
-            subclasses: subclasses of `trec_qcomm.integration.embedding.sharders.SHARDERS`, each to
-                be used in the place of its base, as to pin `sharding_types`.
-        Raises: ValueError: settings without a name, or a class that extends no sharder.
+                "learning_rate": ...}, as TorchRec's sharders take them. If bags and sequences need
+                different settings, make the sharders twice and take one of each.
+            use_index_dedup: whether an EmbeddingCollection sends each id once, as TorchRec's
+                EmbeddingCollectionSharder takes it. CUDA only.
+            sharded_module_order_overwrite: order of the sharding types within a module of bags, as
+                TorchRec's EmbeddingBagCollectionSharder takes it.
+            subclasses: subclasses of `trec_qcomm.integration.embedding.sharders.SHARDERS`. Each is
+                used in place of its base, for example to pin `sharding_types`.
+        Raises: ValueError: fused_params without names, or a class that extends no sharder.
         """
         return all_sharders(
             self._session,
@@ -219,21 +220,21 @@ class QComm(Resumable):
         )
 
     def data_parallel_wrapper(self, **options: Any) -> DefaultDataParallelWrapper:
-        """Return a wrapper of the parts of the model that are replicated on all ranks.
+        """Return a wrapper for the parts of the model that are replicated on all ranks.
 
-        Gradients of the replicated part are all-reduced as the config's `dense` says, gradients of
-        DATA_PARALLEL tables as its `data_parallel` says. A part for which the config says nothing
+        The config's `dense` says how gradients of the replicated part are all-reduced, and its
+        `data_parallel` says it for DATA_PARALLEL tables. A part for which the config says nothing
         keeps DDP's own all-reduce.
 
         Args: options: keyword arguments of TorchRec's DefaultDataParallelWrapper.
-        Raises: ValueError: the config has `dense`, and options an allreduce_comm_precision.
+        Raises: ValueError: the config has `dense` and the options have allreduce_comm_precision.
         """
         return CountedDataParallelWrapper(self._session, **options)
 
     def dmp_arguments(
         self, *, wrapper: Mapping[str, Any] | None = None, **options: Any
     ) -> dict[str, Any]:
-        """Return the arguments of DistributedModelParallel that are QComm's, sharders and wrapper.
+        """Return QComm's sharders and wrapper as arguments of DistributedModelParallel.
 
             DistributedModelParallel(dlrm, device=device, plan=plan, **qcomm.dmp_arguments())
 
@@ -249,15 +250,15 @@ class QComm(Resumable):
     def warm_up(
         self, *, ids: torch.dtype = torch.int64, rows_dtype: torch.dtype = torch.float32
     ) -> None:
-        """Compile now the CPU kernels that the config uses and that are not compiled yet.
+        """Compile the CPU kernels that the config uses, unless they are compiled already.
 
-        Sharding a model on CPUs does it, too. Call it earlier, on every rank and before
-        `init_process_group`, where collectives have a short timeout. No collective: ranks that
-        share a disk share the work. `python -m trec_qcomm warm-up` does it in the image of a
-        container.
+        Sharding a model on CPUs compiles them, too. Call this earlier if collectives have a short
+        timeout: on every rank, before `init_process_group`. It uses no collective: ranks that share
+        a disk share the work. `python -m trec_qcomm warm-up` compiles them into a container's
+        image.
 
         Args:
-            ids: dtype of the batches' ids, int32 or int64. Lengths may be of either.
+            ids: dtype of the batches' ids, int32 or int64. Lengths may have either.
             rows_dtype: dtype of the lookups' rows (`output_dtype`): float32, float16 or bfloat16.
         Raises: ValueError: another dtype.
         """
@@ -267,8 +268,8 @@ class QComm(Resumable):
     def bypass(self) -> Iterator[None]:
         """Send exact values inside the block, for evaluation.
 
-        All ranks must enter it together. A rank that does not expects frames of other sizes, and
-        gloo ends the process.
+        All ranks must enter it together. A rank that does not enter expects frames of other sizes,
+        and gloo ends its process.
         """
         before, self._session.exact = self._session.exact, True
         try:
@@ -283,27 +284,27 @@ class QComm(Resumable):
             stats.embedding_forward.wire_nbytes, stats.dense.tables, stats.to_dict()
 
         Bytes are counted three times: raw, distinct and wire (core.stats.KindStats). Raw bytes of
-        pooled rows are exact where all ranks have equal batch sizes. Raw bytes of ids and of
-        unpooled rows are estimated: the bytes sent, times how often this rank's batch repeats an
-        id. dense and data_parallel count what was sent, or what a ring all-reduce sends where
-        DDP's own is used; their raw bytes are those of a float32 ring. Rows that TorchRec's own
-        modules send count once; gloo's reduce-scatter of row-wise tables sent a little more.
+        pooled rows are exact if all ranks have equal batch sizes. Raw bytes of ids and of unpooled
+        rows are estimated: the bytes sent, times how often this rank's batch repeats an id. dense
+        and data_parallel count what was sent. Where DDP's own all-reduce is used, they count what a
+        ring sends; their raw bytes are those of a float32 ring. Rows that TorchRec's own modules
+        send count once, though gloo's reduce-scatter of row-wise tables sends a little more.
         """
         return self._session.stats()
 
     def summary(self) -> str:
         """Return one table of what this rank sends to others in a step, as text.
 
-        A row is a group of traffic: forward, backward, dense, ids, all. Columns are KB as float32
-        before equal bags are merged (raw), after that (distinct) and on the wire, raw over wire,
-        and ms of encoding, waiting for the network and decoding. What
-        extensions tell follows.
+        Each row is a group of traffic: forward, backward, dense, ids, all. The first columns are
+        KB: as float32 before equal bags are merged (raw), after that (distinct), and on the wire.
+        Then come raw over wire, and ms of encoding, waiting for the network and decoding. Lines of
+        the extensions follow.
         """
         words = [e.in_summary() for e in self._session.extensions.values()]
         return "\n".join([str(self.stats()), *filter(None, words)])
 
     def __repr__(self) -> str:
-        """Return what is active: where the config is from, its rules, whether it is bypassed."""
+        """Return what is active: the config's source and rules, and whether it is bypassed."""
         config = self.config
         parts = [
             f"{', '.join(rule.tables)}: {rule.forward!r} forward, {rule.backward!r} backward"
@@ -322,9 +323,10 @@ class QComm(Resumable):
     def forward_params(self) -> dict[str, float]:
         """Return the error bound or threshold of each table's forward codec in the next step.
 
-        It is for the rows that this rank sends; where there are two hops, for the hop between
-        nodes. Ranks may have different numbers if these are found while training. The bound of a
-        row-wise table holds for the sum over ranks. Tables whose codec has neither are left out.
+        The number holds for the rows that this rank sends; with two hops, for the hop between
+        nodes. Numbers that are found while training may differ between ranks. The bound of a
+        row-wise table holds for the sum over ranks. Tables whose codec has no bound or threshold
+        are left out.
         """
         return self._session.forward_params()
 
@@ -333,11 +335,11 @@ class QComm(Resumable):
         self._session.reset_stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on as if it had not stopped, keyed by names.
+        """Return the state that a resumed run needs to continue exactly, keyed by names.
 
-        It holds the numbers of steps, which seed stochastic rounding and drive schedules; what
-        codecs of dense gradients kept back; bounds and thresholds that were found while training;
-        and the config, which loading compares.
+        The state has the numbers of steps, which seed stochastic rounding and drive schedules. It
+        has the residuals of dense gradients, and the bounds and thresholds that were found while
+        training. It has the config, which `load_state_dict` compares.
 
         Raises: CorruptFrameError: a frame in a GPU's memory was wrong; no state is returned.
         """
@@ -348,9 +350,9 @@ class QComm(Resumable):
     ) -> None:
         """Continue from a `state_dict`.
 
-        Args: allow_changed_config: whether it may be of another config. Error bounds and thresholds
-            are then found anew.
-        Raises: ValueError: it is no such state, or of another model or config; the message names
-            what has changed.
+        Args: allow_changed_config: whether the state may come from another config. Error bounds and
+            thresholds are then found anew.
+        Raises: ValueError: no such state, or the state of another model or config; the message
+            names what has changed.
         """
         self._session.load_state_dict(state_dict, allow_changed_config=allow_changed_config)

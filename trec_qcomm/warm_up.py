@@ -10,7 +10,8 @@ In the image of a container, with a folder that the training may write:
   ENV NUMBA_CACHE_DIR=/opt/numba
   RUN python -m trec_qcomm warm-up best && chmod -R a+rwX /opt/numba
 
-Compiled kernels are for this kind of processor, this Python and this numba. Others compile anew.
+Compiled kernels fit this kind of processor, this Python and this numba. Other machines compile
+anew.
 """
 
 import argparse
@@ -34,7 +35,7 @@ _ROW_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloa
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m trec_qcomm warm-up",
         description=__doc__,
@@ -48,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(configs: Sequence[Config], ids: torch.dtype, rows_dtype: torch.dtype) -> str:
-    """Compile what the configs use, a job a core at a time; return the last line."""
+    """Compile what the configs use, one job a core at a time; return the last line to print."""
     started, folder = time.monotonic(), cache.folder()
     if folder is None:
         raise ValueError("NUMBA_CACHE_DIR: set it to a folder that can be written, to keep kernels")

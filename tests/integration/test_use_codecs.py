@@ -143,4 +143,4 @@ def test_what_does_not_fit_changes_nothing(outcomes):
         assert "block: 65536" in block
         assert "ids: 'none' is not one of (None, 'packed', 'exact')" in ids
         assert "bags: 'none' is not one of (None, 'distinct', 'all')" in bags
-        assert "no collective sends table none" in table
+        assert "no collective sends none; tables: " in table

@@ -1,6 +1,6 @@
 """Codecs: frozen dataclasses that configure the ops. Importing this package registers them.
 
-Those of extensions (ext) are imported when they are named: core.registry.
+Codecs of extensions (ext) are imported when a config or a frame names them (core.registry).
 """
 
 from trec_qcomm.codecs.cast import Cast, Identity

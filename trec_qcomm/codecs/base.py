@@ -1,6 +1,6 @@
-"""KernelCodec, the base of codecs that check their arguments and call kernels; and its kinds.
+"""KernelCodec, the base of codecs that check their arguments and call kernels, and its subclasses.
 
-An op is a package of kernels, with modules `reference`, `cpu` and `gpu` of the same functions
+An op is a package of kernels. Its modules `reference`, `cpu` and `gpu` have the same functions
 (trec_qcomm/ops/__init__.py). The memory in which the rows lie chooses the module.
 
 Knows: sizes, backends, errors. Does not know: formats.
@@ -30,37 +30,39 @@ Rounding = Literal["nearest", "stochastic"]
 
 
 class KernelCodec(Codec):
-    """Codec of an op. It says which op, what its rows take and the options of the kernels.
+    """Codec that calls the kernels of one op.
 
-    All methods: core.codec.Codec.
+    A subclass names the op and gives the options of its kernels. core.codec.Codec documents all
+    methods.
     """
 
     op: ClassVar[str]  # the package of its kernels
 
     @property
     def damage(self) -> str | MakeError:
-        """What is wrong with bytes that its kernels refuse, where they may refuse some."""
+        """Reason of the error where the kernels refuse bytes; empty if they refuse none."""
         return ""
 
     @property
     def refusal(self) -> str:
-        """What is wrong with values that it refuses, where it may refuse some."""
+        """Reason of the error where the codec refuses values; empty if it refuses none."""
         return ""
 
     @property
     def value_dtypes(self) -> Sequence[torch.dtype]:
-        """Dtypes that the rows may have."""
+        """Dtypes that rows may have."""
         return VALUE_DTYPES[:1]
 
     @property
     def options(self) -> Options:
-        """Options of the kernels that decode."""
+        """Options of the decoding kernels."""
         return {}
 
     def encoder_options(self, nbytes: Tensor, seed: int, tolerances: Tensor | None) -> Options:
         """Return the options of the kernel that encodes. Raise ValueError for bad arguments.
 
-        Args: nbytes: [S] int64, the most bytes of each segment; a kernel may write those it took.
+        Args: nbytes: [S] int64, the most bytes of each segment; a kernel may write the bytes it
+            took.
         """
         return self.options
 
@@ -74,7 +76,7 @@ class KernelCodec(Codec):
         seed: int = 0,
         tolerances: Tensor | None = None,
     ) -> Encoded:
-        """Write the rows."""
+        """Write the encoded rows to `payload`."""
         nbytes = self.max_nbytes(segments)
         options = self.encoder_options(nbytes, seed, tolerances)
         backend = check_buffers(values, segments, payload, at, nbytes, dtypes=self.value_dtypes)
@@ -85,7 +87,7 @@ class KernelCodec(Codec):
         return Encoded(payload, at, nbytes, flushed)
 
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
-        """Write the rows back, as what `out` is."""
+        """Write the decoded rows to `out`, in the dtype of `out`."""
         if self.fixed_size:
             check_sizes(encoded, self.max_nbytes(segments))
         buffers = out, segments, encoded.payload, encoded.at, encoded.nbytes
@@ -104,18 +106,18 @@ class RowCodec(KernelCodec):
         """Return the bytes of an encoded row of `dim` values."""
 
     def max_nbytes(self, segments: Segments) -> Tensor:
-        """Return [S] int64, the exact sizes in bytes."""
+        """Return [S] int64, the exact bytes of each segment."""
         row = self.row_nbytes(segments.dim)
         return segments.nbytes_of_rows(row, header_nbytes=self.header_nbytes)
 
 
 class SummingRowCodec(RowCodec):
-    """RowCodec whose kernels add up the rows of several parts: core.codec.SummingCodec."""
+    """RowCodec whose kernels also add up the rows of several parts (core.codec.SummingCodec)."""
 
     def decode_sum(
         self, encoded: Encoded, segments: Segments, out: Tensor, *, held_at: int = -1
     ) -> None:
-        """Write the sums of the rows of several parts."""
+        """Write the sums of the rows of several parts to `out`."""
         num_parts = num_parts_of(encoded, segments, held_at)
         check_sizes(encoded, self.max_nbytes(segments).repeat(num_parts))
         buffers = out, segments, encoded.payload, encoded.at, encoded.nbytes
@@ -125,7 +127,7 @@ class SummingRowCodec(RowCodec):
 
 
 class RoundingCodec(RowCodec):
-    """RowCodec with a field `rounding`: to nearest, or by the dither of a seed."""
+    """RowCodec with a field `rounding`: to nearest, or stochastic by a seed."""
 
     rounding: Rounding
 

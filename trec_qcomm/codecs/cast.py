@@ -59,10 +59,10 @@ class Identity(_CastCodec):
 class Identity16(_CastCodec):
     """Codec that sends the bits of float16 or bfloat16 rows unchanged: identity for such rows.
 
-    No config names it: `Identity.for_values` makes it.
+    No config names this codec: `Identity.for_values` makes it.
 
     Args:
-        dtype: fp16 or bf16, what the rows are.
+        dtype: fp16 or bf16, the dtype of the rows.
     """
 
     dtype: Dtype
@@ -83,8 +83,8 @@ class Cast(_CastCodec):
 
     Args:
         dtype: fp16 (11 bits of precision, up to 65504) or bf16 (8 bits, the range of float32).
-        overflow: what a finite value beyond the format becomes: `inf`, which training code such as
-            a loss scaler sees, or `raise`, an UnencodableError. It is never clamped.
+        overflow: what happens to a finite value beyond the format. `inf`: it becomes inf, which a
+            loss scaler sees. `raise`: it raises an UnencodableError. It is never clamped.
     """
 
     dtype: Dtype
@@ -96,16 +96,16 @@ class Cast(_CastCodec):
 
     @property
     def may_refuse(self) -> bool:
-        """Whether it may raise an UnencodableError."""
+        """Whether `encode` may raise an UnencodableError: with overflow `raise`."""
         return self.overflow == "raise"
 
     @property
     def refusal(self) -> str:
-        """What is wrong with values that it refuses."""
+        """Reason of the error where a value is beyond the format."""
         return f"a value beyond the range of {self.dtype} (overflow: raise)"
 
     def for_values(self, dtype: torch.dtype) -> "Cast":
-        """Return itself: rows of float16 and bfloat16 are read where they lie."""
+        """Return the codec itself: it reads rows of float16 and bfloat16 where they lie."""
         return self
 
 

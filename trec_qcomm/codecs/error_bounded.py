@@ -1,8 +1,8 @@
-"""Codec error_bounded: every value within a bound that you state.
+"""Codec error_bounded: every decoded value is within a bound that you state.
 
 With bitpack, normally distributed rows become 6x smaller at 1 % of the range, and 8x at 3 %.
 Source: Feng et al., SC'24 (error-bounded compression of the embedding all-to-all, one bound a
-table); SZ3 (a quantizer that checks each value).
+table), and SZ3 (a quantizer that checks each value).
 """
 
 from dataclasses import dataclass
@@ -28,21 +28,21 @@ Encoder = Literal["bitpack", "vector_lz", "rans"]
 class ErrorBounded(KernelCodec):
     """Codec that keeps |x - decoded| <= error bound for every finite value, without slack.
 
-    NaN and inf survive. Rows that would not become smaller are sent as they are, with 8 bytes more
-    for the segment. A segment arrives exactly if its finite values are all equal, or if its bound
-    is too small or too large for float32 (a step of 2 error bounds and its inverse must be normal
-    numbers).
+    NaN and inf survive. If a segment would not become smaller, its rows are sent as float32, with 8
+    bytes more. A segment arrives exactly if its finite values are all equal. It also arrives
+    exactly if its bound is too small or too large for float32: a step of 2 error bounds and its
+    inverse must be normal numbers.
 
     Args:
-        bound: with mode `rel`, the error bound as a fraction of max - min over the finite values of
-            the segment: the rows that one rank sends one peer for one table in one step. So each
-            table, and each step, is coded at its own scale. 0 < bound < 1; 0.01 is 1 %.
-            With mode `abs`, the error bound itself, in units of the values.
+        bound: with mode `rel`, the error bound as a fraction of max - min over the segment's finite
+            values; 0 < bound < 1, and 0.01 is 1 %. A segment is the rows that one rank sends one
+            peer for one table in one step, so each table and each step has its own scale. With mode
+            `abs`, the error bound itself, in the unit of the values.
         mode: what `bound` means.
         encoder: how the integers round(x / (2 error bound)) become bytes. `bitpack`: at the speed
             of memory. `rans`: entropy coded, a tenth to a fifth smaller and several times slower.
-            `vector_lz`: bitpack with repeated rows sent once; not on a GPU. Which is fastest for
-            a table's rows, `python -m trec_qcomm preview` measures.
+            `vector_lz`: bitpack that sends repeated rows once; not on a GPU.
+            `python -m trec_qcomm preview` measures which is fastest for a table's rows.
     """
 
     bound: Annotated[float, Range(0, is_open=True)]
@@ -62,22 +62,21 @@ class ErrorBounded(KernelCodec):
 
     @property
     def tolerance(self) -> float:
-        """The bound, in the unit that `mode` gives it."""
+        """Error bound: a fraction with mode `rel`, in the unit of the values with `abs`."""
         return float(self.bound)
 
     @property
     def damage(self) -> MakeError:
-        """Function that makes the error from what its kernels return."""
+        """Function that makes the error from the number that the kernels return."""
         return error_of
 
     @property
     def has_gpu_kernels(self) -> bool:
-        """Whether it runs on a GPU: all encoders do but vector_lz, which looks for copies, one row
-        after the other."""
+        """Whether it runs on a GPU: all encoders do but vector_lz, which compares row by row."""
         return self.encoder != "vector_lz"
 
     def max_nbytes(self, segments: Segments) -> Tensor:
-        """Return [S] int64, what raw rows take in bytes. All methods: core.codec.Codec."""
+        """Return [S] int64, the bytes of each segment's rows as float32, with the header."""
         sizes = torch.empty(segments.num_segments, dtype=torch.int64)
         fill_max_nbytes(segments.num_rows.numpy(), segments.dim, sizes.numpy())
         return sizes
@@ -85,8 +84,9 @@ class ErrorBounded(KernelCodec):
     def encoder_options(self, nbytes: Tensor, seed: int, tolerances: Tensor | None) -> Options:
         """Return the options of the kernel that encodes.
 
-        Args: tolerances: each segment's bound, >= 0; with 0 the segment arrives exactly.
-        Raises: ValueError: bounds that are none.
+        Args: tolerances: [S] float64, each segment's bound, >= 0; with 0 the segment arrives
+            exactly.
+        Raises: ValueError: another shape or dtype, or a bound that is not finite or below 0.
         """
         if tolerances is None:
             tolerances = torch.full(nbytes.shape, self.tolerance, dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""Codec rowwise: 8, 4 or 2 bits a value, with a float16 scale and low a row.
+"""Codec rowwise: 8, 4 or 2 bits a value, and each row has a float16 scale and low.
 
 At dim 64 it is 3.8x, 7.1x and 12.8x smaller than float32.
-Source: Yang et al. 2020, fine-grain quantization of the all-to-all, with rows as the grain.
+Source: Yang et al. 2020, fine-grain quantization of the all-to-all; the grain here is a row.
 """
 
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ NonFinite = Literal["keep", "raise"]
 
 @dataclass(frozen=True)
 class Rowwise(RoundingCodec, SummingRowCodec):
-    """Codec that quantizes each row with its own step, to within half a step or one step.
+    """Codec that quantizes each row with its own step.
 
-    Half a step is the bound with rounding to nearest, one step with stochastic rounding. What a
-    step is: ops.rowwise.
+    The error is at most half a step with rounding to nearest, and one step with stochastic
+    rounding. ops.rowwise says how large a step is.
 
     Args:
         bits: bits of a value; fewer is smaller and coarser.
-        rounding: `nearest`, or `stochastic`: UNBIASED and noisier.
-        nonfinite: `keep`: NaN, +inf and -inf arrive as such, and their row has 3 codes fewer for
-            its other values. `raise`: they raise an UnencodableError.
+        rounding: `nearest`, or `stochastic`, which is UNBIASED and noisier.
+        nonfinite: what happens to NaN, +inf and -inf. `keep`: they arrive as such, and their row
+            has 3 codes fewer for its other values. `raise`: they raise an UnencodableError.
     """
 
     bits: Bits
@@ -44,17 +44,17 @@ class Rowwise(RoundingCodec, SummingRowCodec):
 
     @property
     def may_refuse(self) -> bool:
-        """Whether it may raise an UnencodableError."""
+        """Whether `encode` may raise an UnencodableError: with nonfinite `raise`."""
         return self.nonfinite == "raise"
 
     @property
     def wire_id(self) -> int:
-        """Id in the frame: 4, 5 or 6 for 2, 4 or 8 bits."""
+        """Id of the decoder in a frame: 4, 5 or 6 for 2, 4 or 8 bits."""
         return {2: 4, 4: 5, 8: 6}[self.bits]
 
     @property
     def options(self) -> Options:
-        """Options of its kernels."""
+        """Options of the kernels: the bits of a value."""
         return {"bits": self.bits}
 
     def row_nbytes(self, dim: int) -> int:
@@ -62,7 +62,7 @@ class Rowwise(RoundingCodec, SummingRowCodec):
         return 4 + -(-dim * self.bits // 8)
 
     def for_values(self, dtype: torch.dtype) -> "Rowwise":
-        """Return itself: rows of float16 and bfloat16 are read where they lie."""
+        """Return the codec itself: it reads rows of float16 and bfloat16 where they lie."""
         return self
 
 

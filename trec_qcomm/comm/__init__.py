@@ -1,1 +1,1 @@
-"""Collectives over coded rows and gradients. They know codecs by core.codec, and no TorchRec."""
+"""Collectives over coded rows and gradients. They know core.codec, and know no TorchRec."""

@@ -1,9 +1,9 @@
 """Exchange: every rank sends every peer one frame of coded rows, asynchronously.
 
 Knows: frames, splits, the process group. Does not know: codecs, autograd, TorchRec.
-Where all codecs are of fixed size, both ends compute all sizes and nothing else is sent. Otherwise
-the sizes travel first: one int64 a peer on CPU; one a segment on a GPU, whose frames the host does
-not read.
+If all codecs are of fixed size, both ends compute all sizes and nothing else is sent. Otherwise the
+sizes travel first: one int64 a peer on CPU, and one a segment on a GPU, as the host does not read
+frames there.
 Shapes: P frames.
 """
 
@@ -27,12 +27,12 @@ from trec_qcomm.wire import frame
 
 @dataclass(eq=False)
 class PendingFrames:
-    """An exchange that was started. Call `wait` once.
+    """Frames of an exchange that was started. Call `wait` once.
 
     Args:
-        works: what to wait for.
-        sent: what must stay in memory until then.
-        received: the frames to come, with the rows that `incoming` places.
+        works: work of torch.distributed to wait for.
+        sent: tensors that must stay in memory until then.
+        received: the frames to come, whose rows `incoming` places.
         peers, incoming, traffic, name: arguments of `start_exchange`.
     """
 
@@ -48,8 +48,8 @@ class PendingFrames:
     def wait(self, out: Tensor, *, summed: bool = False) -> None:
         """Block until all frames are here and write their rows to `out`.
 
-        Args: summed: whether to add up the rows of all frames, see frames.sums.decode_sum.
-        Raises: CorruptFrameError.  LostPeerError.
+        Args: summed: whether to add up the rows of all frames (frames.sums.decode_sum).
+        Raises: CorruptFrameError: a frame is wrong.  LostPeerError: a peer is gone.
         """
         begin = perf_counter()
         try:
@@ -72,7 +72,7 @@ def start_exchange(
     traffic: Traffic,
     name: str,
 ) -> PendingFrames:
-    """Launch the all-to-all of frames and return at once, or once the sizes have come.
+    """Launch the all-to-all of frames. Return at once, or as soon as the sizes have come.
 
     Args:
         peers: the ranks.
@@ -82,7 +82,7 @@ def start_exchange(
             all ranks.
         traffic: counters of seconds and of the sizes' bytes.
         name: words for this exchange, for errors.
-    Raises: CorruptFrameError: a size that no peer has reason to announce.  LostPeerError.
+    Raises: CorruptFrameError: a peer announces an impossible size.  LostPeerError: a peer is gone.
     """
     pg = peers.pg
     if pg.size() == 1:

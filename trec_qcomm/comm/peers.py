@@ -1,4 +1,4 @@
-"""Peers: the ranks of a process group, and errors that name one which is lost.
+"""Peers: the ranks of a process group, and errors that name a lost rank.
 
 Knows: process groups. Does not know: what the ranks exchange.
 """
@@ -18,17 +18,17 @@ _MAX_TEXT_NBYTES = 1 << 26  # a config names every table, so it may be long
 
 @dataclass(frozen=True, eq=False)
 class Peers:
-    """Process group whose ranks can be named at any time, also once torch has forgotten it.
+    """Process group whose ranks can be named at any time, also after torch has forgotten it.
 
     `destroy_process_group` forgets every group, and `init_process_group` brings none back. A group
-    that somebody kept, as TorchRec keeps those of the nodes, still works.
+    object that somebody kept still works; TorchRec keeps the groups of the nodes.
 
     Args:
         pg: the process group.
-        host: a group of the same ranks for tensors on CPU, such as that of `host_group`; `pg`
-            itself where none is given.
-    Derived: ranks: the global rank of each of the group's ranks, in order; of a group that was
-        forgotten before this object was made, the number within the group.
+        host: a group of the same ranks for tensors on CPU, such as `host_group` returns. None: `pg`
+            itself.
+    Derived: ranks: global ranks of the group's ranks, in order. If torch forgot the group before
+        this object was made, they are numbers within the group.
     """
 
     pg: dist.ProcessGroup
@@ -47,12 +47,12 @@ class Peers:
     def lost(
         self, error: RuntimeError, collective: str, *, since: float, peer: int | None = None
     ) -> LostPeerError:
-        """Return the error that names what torch's error of a wait does not.
+        """Return the LostPeerError for an error of torch, with the collective and the peers.
 
         Args:
-            error: what a wait raised; the caller raises the result from it.
+            error: torch's error from a wait; the caller raises the result from it.
             collective: what was waited for, in words.
-            since: perf_counter when that was started.
+            since: perf_counter when the collective was started.
             peer: rank in the group that was waited for; None: all others.
         """
         rank = self.pg.rank()
@@ -68,11 +68,11 @@ class Peers:
     def gather_texts(self, text: str, purpose: str) -> list[str]:
         """Return the text of each rank. Collective.
 
-        Texts travel as UTF-8, so a peer can send no more than text: torch's own collectives of
+        Texts travel as UTF-8, so a peer can send no more than text. torch's own collectives of
         objects unpickle what they receive, which can run any code.
 
         Args: purpose: words for the collective, for errors.
-        Raises: CorruptFrameError: a text that is too long.  LostPeerError.
+        Raises: CorruptFrameError: a text is too long.  LostPeerError: a peer is gone.
         """
         gathered = self.gather_bytes(text.encode(), purpose, max_nbytes=_MAX_TEXT_NBYTES)
         return [data.decode(errors="replace") for data in gathered]
@@ -82,8 +82,8 @@ class Peers:
 
         Args:
             purpose: words for the collective, for errors.
-            max_nbytes: what is refused when a rank announces more.
-        Raises: CorruptFrameError: a rank sends too many bytes.  LostPeerError.
+            max_nbytes: most bytes that a rank may announce.
+        Raises: CorruptFrameError: a rank announces more.  LostPeerError: a peer is gone.
         """
         begin, size = perf_counter(), self.pg.size()
         device = self._device()
@@ -105,10 +105,10 @@ class Peers:
         return [part[:n].cpu().numpy().tobytes() for part, n in zip(parts, nbytes, strict=True)]
 
     def any(self, flag: bool, purpose: str) -> bool:
-        """Return whether the flag of some rank is True. Collective; waits for a GPU.
+        """Return whether the flag of at least one rank is True. Collective; waits for a GPU.
 
         Args: purpose: words for the collective, for errors.
-        Raises: LostPeerError.
+        Raises: LostPeerError: a peer is gone.
         """
         begin, flags = perf_counter(), torch.tensor([int(flag)], device=self._device())
         try:
@@ -128,10 +128,10 @@ class Peers:
 def make_gloo_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
     """Return a new gloo group of the same ranks and timeout. Collective.
 
-    A group that is no group of torch's own may have a method `host_group` that returns it.
+    A group of another class than torch's may have a method `host_group`, which returns it.
 
-    Raises: ValueError: torch has forgotten the group, or its ranks are not in ascending order, in
-        which torch would put those of the new group.
+    Raises: ValueError: torch has forgotten the group, or its ranks are not in ascending order;
+        torch would sort the ranks of the new group.
     """
     try:
         ranks = dist.get_process_group_ranks(pg)
@@ -141,7 +141,7 @@ def make_gloo_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
             "ranks; make a new one, and a new model or DDP with it"
         ) from None
     if ranks != sorted(ranks):
-        raise ValueError(f"process group: its ranks {ranks} must be in ascending order")
+        raise ValueError(f"process group: ranks {ranks} must ascend; sort those of new_group")
     if hasattr(pg, "host_group"):
         own_group: dist.ProcessGroup = pg.host_group()
         return own_group
@@ -168,10 +168,10 @@ def _even_out(pg: dist.ProcessGroup) -> None:
 
 
 def host_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return the gloo group for what the host sends beside a group of NCCL's. Collective.
+    """Return the gloo group on which the host sends beside an NCCL group. Collective.
 
-    It is one group for all who ask for the same `pg`, made when the first of them asks. A group
-    without NCCL is returned itself.
+    The first call for a `pg` makes the group; later calls return the same one. If `pg` has no NCCL,
+    it is returned itself.
 
     Raises: ValueError: the same as `make_gloo_group`.
     """

@@ -1,7 +1,7 @@
-"""Rounds, the messages that one rank of a collective sends and receives, step by step.
+"""Rounds: the messages that one rank of a collective sends and receives, step by step.
 
-A collective is written once, as a generator for one rank: it yields a `Round` and is sent the
-`ReceivedMessages`. `transport.py` runs it on a process group; `lab.ranks.rounds.play` runs all
+A collective is written once, as a generator for one rank. It yields a `Round` and is sent the
+`ReceivedMessages`. `transport.py` runs it on a process group. `lab.ranks.rounds.play` runs all
 ranks in one process without groups, to test a collective alone.
 
 Knows: ranks, bytes. Does not know: process groups, frames, codecs.
@@ -20,7 +20,7 @@ from trec_qcomm.core.errors import CorruptFrameError
 class ReceivedMessages:
     """One message from each source, in order.
 
-    Args: buffer: [W] uint8, the messages one behind the other.  nbytes: size of each message.
+    Args: buffer: [W] uint8, the messages one after the other.  nbytes: size of each message.
     """
 
     buffer: Tensor
@@ -33,16 +33,16 @@ class ReceivedMessages:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """Messages that one rank sends, and those that it waits for, in one step of a collective.
+    """Messages that one rank sends and receives in one step of a collective.
 
     Args:
-        sends: pairs of a rank and a [W] uint8 contiguous message to it, in the order of sending;
-            an empty message is not sent.
-        sources: the rank of each message to wait for; messages of one rank in the order it sends
-            them.
-        nbytes: size of each of these messages, 0 where none comes; None: sizes travel before the
+        sends: pairs of a rank and a [W] uint8 contiguous message to it, in the order of sending; an
+            empty message is not sent.
+        sources: sending rank of each message to receive; messages of one rank stand in the order in
+            which it sends them.
+        nbytes: size of each message to receive, 0 where none comes. None: sizes travel before the
             bytes.
-        max_nbytes: largest size of each of these messages; a larger one is refused.
+        max_nbytes: largest allowed size of each message to receive.
     """
 
     sends: Sequence[tuple[int, Tensor]]
@@ -55,8 +55,8 @@ class Round:
 
         Args:
             sizes: the size of each source's message.
-            ranks: the number in the job of each rank of the group, for the error.
-        Raises: CorruptFrameError: one that is above its limit, negative or no multiple of 8.
+            ranks: global ranks of the group's ranks, for the error.
+        Raises: CorruptFrameError: a size is above its limit, negative or no multiple of 8.
         """
         for source, size, limit in zip(self.sources, sizes, self.max_nbytes, strict=True):
             if not 0 <= size <= limit or size % 8:

@@ -1,7 +1,8 @@
-"""Sizes of frames that travel before the frames, where codecs have no fixed size.
+"""Send the sizes of frames before the frames, where codecs have no fixed size.
 
-On a CPU a size a frame; for frames in a GPU's memory, which the host does not read, a size and a
-codec a segment. Both are sent from the CPU's memory, over gloo. Weighed for a GPU:
+On a CPU one size a frame is sent. For frames in a GPU's memory, which the host does not read, a
+size and a codec are sent for each segment. Both travel from the CPU's memory, over gloo. These are
+the choices for a GPU:
 - NCCL, in the group of the frames: all kernels of a communicator run in the order of their launch.
   So the host, which must read the sizes, would wait for every earlier exchange of the group.
 - A communicator of NCCL for sizes alone: still two copies and a wait for the GPU, memory for one
@@ -38,12 +39,12 @@ def exchange_sizes(
 ) -> list[int]:
     """Return each peer's frame size; refuse a wrong one before memory is allocated for it.
 
-    The number of the call travels in the same word, above the size: gloo ends the process at a
-    message of another size than expected, so that a frame of another call may never be read.
+    The number of the call travels in the same word, above the size. gloo ends the process at a
+    message of another size than expected, so the frame of another call must be refused before.
 
     Args: nbytes: size of the frame for each peer.  call: number of the exchange.  name: words for
         the exchange, for errors.
-    Raises: CorruptFrameError.  LostPeerError.
+    Raises: CorruptFrameError: an impossible size, or another call.  LostPeerError: a peer is gone.
     """
     words, senders = int64_tensor(nbytes), torch.arange(len(nbytes))
     received = _exchange_words(peers, peers.pg, words, call, name, senders=senders, bits=_SIZE_BITS)
@@ -72,7 +73,7 @@ def exchange_tables(
 
     Args: announced: codec and size of each segment to send.  counts: number of segments for each
         peer.  call: number of the exchange.  name: words for the exchange, for errors.
-    Raises: CorruptFrameError.  LostPeerError.
+    Raises: CorruptFrameError: an impossible size, or another call.  LostPeerError: a peer is gone.
     """
     plan = incoming.plan
     words = announced.nbytes | announced.codecs << _CODEC_SHIFT
@@ -122,16 +123,15 @@ def _exchange_words(
         raise peers.lost(error, f"sizes of the {name}", since=begin) from error
     late = senders[received >> bits != call]
     if len(late):
-        rank = peers.ranks[int(late[0])]
-        raise CorruptFrameError("of another call: the ranks are out of step", rank=rank)
+        raise CorruptFrameError(frame.OUT_OF_STEP, rank=peers.ranks[int(late[0])])
     return received & (1 << bits) - 1
 
 
 def largest_nbytes(placed: PlacedFrames) -> Tensor:
     """Return [P] int64, the largest size in bytes that each frame may have.
 
-    It is twice the float32 bytes of the rows, and 4096 for the frame and for each segment. A frame
-    without segments is not sent, so it has 0.
+    The limit is twice the float32 bytes of the rows, plus 4096 for the frame and for each segment.
+    It is 0 for a frame without segments, which is not sent.
     """
     counts = list(placed.plan.segments_per_frame)
     limits = []

@@ -1,8 +1,8 @@
-"""The CUDA streams on which rows and gradients are coded, beside the stream that computes.
+"""CUDA streams on which rows and gradients are coded, beside the stream that computes.
 
-On a CPU nothing happens here. Tensors are allocated on the stream that writes them. Where another
-stream reads them, the allocator is told (record_stream), so that it does not reuse the memory
-before the read is over.
+On a CPU these functions do nothing. Tensors are allocated on the stream that writes them. If
+another stream reads them, the allocator is told (record_stream), so that it does not reuse the
+memory before the read is over.
 Source: torch's notes on CUDA semantics. Not run on a GPU so far.
 """
 
@@ -21,12 +21,12 @@ Use = Literal["rows", "gradients"]
 
 @contextmanager
 def side_stream(device: torch.device, *given: Tensor, use: Use = "rows") -> Iterator[None]:
-    """Launch what runs in this context on a stream beside the current one.
+    """Launch the kernels of this context on a stream beside the current one.
 
     Args:
         device: the device; on a CPU the context does nothing.
-        given: tensors of the current stream that the context reads or writes. If there are any,
-            the side stream first waits for the work that the current stream has so far.
+        given: tensors of the current stream that the context reads or writes. If there are any, the
+            side stream first waits for the work that the current stream has so far.
         use: name of the side stream.
     """
     if not is_gpu(device):
@@ -54,9 +54,9 @@ def join(device: torch.device, *made: Tensor) -> None:
 def use_here(*tensors: Tensor) -> None:
     """Tell the allocator that the current stream uses tensors that another one allocated.
 
-    A pipeline makes a batch's ids on a stream of its own, and what is derived from them is read on
-    the stream that computes. The streams wait for one another in any case; without this the memory
-    could be given to the next batch while it is still read.
+    A pipeline makes a batch's ids on a stream of its own. Tensors derived from the ids are read on
+    the stream that computes. The streams wait for one another in any case. Without this call the
+    memory could be given to the next batch while it is still read.
     """
     for tensor in tensors:
         if is_gpu(tensor.device):

@@ -1,9 +1,9 @@
 """All-reduce of table gradients whose rows are mostly zero: only touched rows are sent.
 
 A rank touched a row if its gradient of the row has a value other than zero. Ranks first tell one
-another which rows they touched, one bit a row. The rows that some rank touched, the union, are
-packed and all-reduced like a dense bucket. The others are zero everywhere and stay so. On a GPU the
-host waits once, for the number of rows in the union.
+another which rows they touched, one bit a row. Rows that at least one rank touched, the union, are
+packed and all-reduced like a dense bucket. All other rows are zero everywhere and stay so. On a GPU
+the host waits once, for the number of rows in the union.
 
 Knows: rows, reductions. Does not know: DDP, codecs.
 Shapes: R rows of all tables of a bucket, E values; N ranks.
@@ -31,7 +31,7 @@ def all_reduce_touched(
     *,
     is_last: bool = True,
 ) -> Rounds:
-    """Yield the rounds in which `bucket` becomes the mean over ranks; see Reduction.start.
+    """Yield the rounds in which `bucket` becomes the mean over ranks, as Reduction.start does.
 
     Args:
         reduction: the all-reduce of the packed rows.

@@ -1,13 +1,13 @@
-"""Transport: runs rounds of messages on a process group, one collective after the other.
+"""Transport: run rounds of messages on a process group, one collective after the other.
 
 `Transport` is for messages on CPU. Its thread makes an all-reduce of many rounds asynchronous: gloo
 has no such operation, and the caller (the autograd thread of DDP) must not wait. Give it a process
-group of its own: ranks pair up messages by the order of calls on a group.
+group of its own, because ranks pair up messages by the order of calls on a group.
 
 `DeviceTransport` is for messages in a GPU's memory. It launches all rounds at once, on a stream
-that waits for what arrives, so that the host does not. It has no thread and no group of its own:
-NCCL forbids the use of several groups at the same time. Not run on a GPU so far; written by torch's
-documentation (batch_isend_irecv, Future.set_result, new_group).
+that waits for the messages, so that the host does not wait. It has no thread and no group of its
+own, because NCCL forbids the use of several groups at the same time. It was written by torch's
+documentation (batch_isend_irecv, Future.set_result, new_group), and not run on a GPU so far.
 
 Knows: process groups, rounds, streams, futures. Does not know: what the messages hold.
 """
@@ -31,10 +31,11 @@ from trec_qcomm.core.checks import DeferredChecks, deferring
 
 
 def run_round(peers: Peers, wanted: Round, name: str) -> ReceivedMessages:
-    """Send and receive what a round asks for, and block until all of it is done.
+    """Send and receive the messages of a round, and block until all are done.
 
     Args: name: words for the collective, for errors.
-    Raises: CorruptFrameError: a size that `Round.checked_sizes` refuses.  LostPeerError.
+    Raises: CorruptFrameError: a size that `Round.checked_sizes` refuses.  LostPeerError: a peer is
+        gone.
     """
     sizes = _exchanged_sizes(peers, wanted, name) if wanted.nbytes is None else list(wanted.nbytes)
     buffer = torch.empty(sum(sizes), dtype=torch.uint8)
@@ -81,7 +82,7 @@ def _exchange(
 
 
 class Transport:
-    """Runner of collectives on CPU, in the order in which they are started on all ranks."""
+    """Runner of collectives on CPU, one after the other, in the same order on all ranks."""
 
     def __init__(self, pg: dist.ProcessGroup) -> None:
         """Prepare without communication.
@@ -91,7 +92,7 @@ class Transport:
         self._peers = Peers(pg)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._broken: Exception | None = None
+        self._broken: str | None = None
 
     def start(
         self,
@@ -100,14 +101,14 @@ class Transport:
         on_wire_s: Callable[[float], None],
         name: str = "all-reduce",
     ) -> Future[Tensor]:
-        """Run the rounds after those of earlier calls.
+        """Run the rounds of a collective after the rounds of earlier calls.
 
         Args:    rounds: the collective, which writes `result`.
                  on_wire_s: function that is called with the seconds of each round.
                  name: words for the collective, for errors.
         Returns: a future of `result`, or of a RuntimeError whose text names what went wrong, such
-                 as a CorruptFrameError or a LostPeerError. After an error nothing runs any more,
-                 as ranks would pair up the wrong messages.
+                 as a CorruptFrameError or a LostPeerError. After an error no collective runs any
+                 more, because ranks would pair up the wrong messages.
         """
         outcome: Future[Tensor | Exception] = Future()
         # Not set_exception: DDP reads the future in C++, where an exception is just a value.
@@ -119,7 +120,7 @@ class Transport:
                     raise RuntimeError(f"an all-reduce before this one failed: {self._broken}")
                 drive(rounds, partial(run_round, self._peers, name=name), on_wire_s)
             except Exception as error:
-                self._broken = self._broken or error
+                self._broken = self._broken or f"{error}; restart all ranks from a checkpoint"
                 outcome.set_result(error)
             else:
                 outcome.set_result(result)
@@ -142,10 +143,10 @@ class Transport:
 
 
 class DeviceTransport:
-    """Runner of collectives on a GPU, in the order in which they are started on all ranks."""
+    """Runner of collectives on a GPU, one after the other, in the same order on all ranks."""
 
     def __init__(self, pg: dist.ProcessGroup, device: torch.device, checks: DeferredChecks) -> None:
-        """Connect the ranks; all of them call it together.
+        """Connect the ranks. All ranks call it together.
 
         Args:
             pg: the ranks. They must launch all their operations on it in the same order.
@@ -153,7 +154,7 @@ class DeviceTransport:
             checks: collector of the errors in frames.
         """
         self.pg, self._device, self._checks = pg, device, checks
-        self._broken: Exception | None = None
+        self._broken: str | None = None
         # NCCL connects all ranks in the first call on a group; a round may need only some of them.
         dist.all_reduce(torch.zeros(1, device=device), group=pg)
 
@@ -164,13 +165,13 @@ class DeviceTransport:
         on_wire_s: Callable[[float], None],
         name: str = "all-reduce",
     ) -> Future[Tensor]:
-        """Launch the rounds after those of earlier calls.
+        """Launch the rounds of a collective after the rounds of earlier calls.
 
         Args:    rounds: the collective, which reads and writes `result`.
                  on_wire_s: function that is called with the seconds that launching a round took.
                  name: words for the collective; not used, because nothing here waits for a peer.
         Returns: a future of `result`, whose `wait` makes the current stream wait.
-        Raises:  CorruptFrameError: bad frames, also those of earlier collectives.
+        Raises:  CorruptFrameError: a bad frame, of this collective or an earlier one.
                  RuntimeError: an earlier collective failed; nothing is launched any more.
                  If a peer is lost, torch's watchdog of NCCL ends the process once the group's
                  timeout is over.
@@ -184,7 +185,7 @@ class DeviceTransport:
                 future: Future[Tensor] = Future(devices=[self._device] if result.is_cuda else None)
                 future.set_result(result)  # within side_stream: it notes the stream to wait for
         except Exception as error:
-            self._broken = self._broken or error
+            self._broken = self._broken or f"{error}; restart all ranks from a checkpoint"
             raise
         return future
 

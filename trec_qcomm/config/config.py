@@ -22,20 +22,23 @@ from trec_qcomm.core.fields import Range, check_fields
 
 @dataclass(frozen=True, kw_only=True)
 class IdRule:
-    """Settings of the exchange of ids. What arrives is the same bit by bit.
+    """Settings of the exchange of ids, which arrive bit by bit as they were sent.
 
-    The ids of all shardings are packed: table-, column-, row-, table-row-, table-column-wise and
-    grid, pooled and unpooled, weighted, with a variable batch per feature (VBE), after
-    `use_index_dedup`, and those that managed collisions send. Sent as they are: weights, and ids
-    that managed collisions return remapped. DATA_PARALLEL tables send no ids. Where bags have one
-    id, the bags that `unique_bags` merges are sorted before. An id then takes as many bits as the
-    distance to the next one. On two ranks with Criteo's rows this makes 84 KB of a step 4.8 KB,
-    table-wise, and 112 KB 5.0 KB, row-wise (examples/criteo/studies/in_turn.py with `--batch-size
-    2048 --embedding-dim 64 --min-count 1 --rows 131072`; `fast` with `ids`).
+    Ids of all shardings are packed: table-, column-, row-, table-row-, table-column-wise and grid.
+    They may be pooled or unpooled, weighted, with a variable batch per feature (VBE), or
+    deduplicated by `use_index_dedup`. Ids that managed collisions send are packed, too. Sent as
+    they are: weights, and ids that managed collisions return remapped. DATA_PARALLEL tables send no
+    ids.
 
-    On CUDA the kernels are written, not yet run. There the host waits for the sizes of messages
-    where TorchRec waits for the numbers of ids, and three more times for what has come (TorchRec:
-    none, or two with VBE).
+    Bags of one id that `unique_bags` merges are sorted first. An id then takes as many bits as the
+    distance to the next one. On two ranks with Criteo's rows 84 KB of a step become 4.8 KB
+    (table-wise), and 112 KB become 5.0 KB (row-wise). Measured by
+    examples/criteo/studies/in_turn.py with `--batch-size 2048 --embedding-dim 64 --min-count 1
+    --rows 131072`, for `fast` with `ids`.
+
+    On CUDA the host waits for the sizes of messages where TorchRec waits for the numbers of ids. It
+    waits three more times for what has come (TorchRec: never, or twice with VBE). The kernels for
+    CUDA are written, but not yet run.
 
     Args: codec: `packed`: ids and lengths in few bits each (wire/FORMAT.md, "Messages of ids").
     """
@@ -54,25 +57,25 @@ class Config:
 
     Args:
         embedding: rules of the exchanges of embedding rows and of their gradients, kept as a tuple.
-            For each table the first rule with a pattern that matches holds, and each table must
+            The first rule with a pattern that matches a table holds for it, and each table must
             match one. Without any rule all tables are sent as float32.
         dense: rule of the gradients of the replicated part, or rules for parameters by name, kept
-            as a tuple: for each parameter the first rule with a pattern that matches holds, and
-            each must match one. None leaves the gradients to DDP.
+            as a tuple. The first rule with a pattern that matches a parameter holds for it, and
+            each parameter must match one. None leaves the gradients to DDP.
         data_parallel: rule of the gradients of DATA_PARALLEL tables; None leaves them to DDP.
         ids: rule of the exchange of ids; None leaves it to TorchRec.
         sync: rule of the averages over replicas of tables, in 2D parallelism; it needs
             `qcomm.sync(...)` in the training. None leaves them to TorchRec.
         seed: seed of stochastic rounding.
-        debug: settings of the numeric debugger, which measures in some steps what the codecs do to
-            each table and dense gradient; None leaves it off.
+        debug: settings of the numeric debugger, which measures in some steps how the codecs change
+            each table's rows and each dense gradient; None leaves it off.
         guard: settings of the guard, which watches the loss and moves tables to finer or coarser
             codecs; it needs `qcomm.guard(...)` in the training. None leaves it off.
         auto: settings of `auto`, which times candidates in the first steps and takes the fastest;
             None leaves it off.
-        check_replicas_every: number of steps after which ranks compare the results of all-reduces
-            and weights, 8 bytes a parameter, and raise an error where bits differ; 0: never. They
-            do so after a load, too.
+        check_replicas_every: number of steps between comparisons of replicas; 0: never. Ranks
+            compare weights and results of all-reduces, at 8 bytes a parameter, and raise an error
+            where bits differ. They also compare after a load.
         measure_error: whether stats() has the largest error of every table; slow.
         source: name of the file or preset, for errors.
     """
@@ -95,9 +98,7 @@ class Config:
         if self.dense == ():
             raise ValueError("dense: expected a rule, or a list of one or more rules")
         if not any((self.embedding, self.dense, self.data_parallel, self.ids, self.sync)):
-            raise ValueError(
-                "embedding: missing, and neither dense nor data_parallel given, nor ids or sync"
-            )
+            raise ValueError("no rules; give one of embedding, dense, data_parallel, ids and sync")
         if self.dense is not None:
             check_dense_rules(self.dense_rules)
         check_sections(self)
@@ -108,16 +109,16 @@ class Config:
         return rules_of(self.dense)
 
     def rule_for(self, table: str) -> TableRule:
-        """Return the rule that holds for a table. Raises ValueError where none matches.
+        """Return the rule that holds for a table. Raises ValueError if no rule matches.
 
-        Where there are no rules at all, the codecs are `identity`.
+        In a config without any rule the codecs are `identity`.
         """
         if not self.embedding:
             return EXACT_RULE
         return self.embedding[self._tables.holder(table, self.source)]
 
     def check_patterns(self, tables: Iterable[str]) -> None:
-        """Raise ValueError at a pattern without a table, or a rule whose tables others take.
+        """Raise ValueError at a pattern that matches no table, or a rule that holds for none.
 
         Args: tables: names of all tables of the model.
         """

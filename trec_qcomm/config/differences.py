@@ -18,9 +18,9 @@ _WITHOUT_EFFECT = ("measure_error", "check_replicas_every")  # on values
 
 
 def flat_config(config: Config) -> dict[str, str]:
-    """Return the config by keys, such as {"embedding[0].forward.bits": "4"}.
+    """Return the config as a flat mapping, such as {"embedding[0].forward.bits": "4"}.
 
-    `debug` is left out, in which ranks and runs may differ.
+    `debug` is left out, because it may differ between ranks and runs.
     """
     data = config_to_dict(config)
     data.pop("debug", None)
@@ -28,22 +28,22 @@ def flat_config(config: Config) -> dict[str, str]:
 
 
 def flat_rule(rule: AllReduceRule, name: str) -> dict[str, str]:
-    """Return a rule of gradients by keys. Args: name: what the keys begin with."""
+    """Return a rule of gradients as a flat mapping. Args: name: prefix of the keys."""
     return _flat({name: write(rule, brief=(AllReduceRule,))})
 
 
 def config_text(config: Config) -> str:
-    """Return the config as JSON text, which a checkpoint keeps; see `changes_of`."""
+    """Return the config as JSON text, which a checkpoint keeps and `changes_of` compares."""
     return json.dumps(config_to_dict(config), default=repr)
 
 
 def changes_of(text: str, config: Config) -> dict[str, str]:
-    """Return what differs between a `config_text` and a config, {key: "4 -> 8"}.
+    """Return the differences between a `config_text` and a config, {key: "4 -> 8"}.
 
-    What a newer version added with a default is no difference, and neither are debug and
-    what else changes no value.
+    A field that a newer version added is no difference while it has its default. `debug` and other
+    settings that change no value never count.
 
-    Raises: ValueError: no text of a config.
+    Raises: ValueError: `text` is not the text of a config.
     """
     try:
         saved = json.loads(text)
@@ -68,7 +68,7 @@ def text_of_changes(changes: Mapping[str, str]) -> str:
 
 
 def text_of_ranks(by_rank: Sequence[Mapping[str, str]]) -> str:
-    """Return which keys differ between ranks, with the values and ranks; empty if none does."""
+    """Return the keys that differ between ranks, with values and ranks; empty if none differs."""
     keys = list(dict.fromkeys(key for values in by_rank for key in values))
     lines = []
     for key in keys:

@@ -28,12 +28,13 @@
     check_replicas_every: 1000    # steps between comparisons of replicas; 0: none
     measure_error: false          # record max_abs_err of every table in stats(); slow
 
-Where a codec is expected, its name alone is short for a mapping with one key: `codec: float6` is
-`codec: {codec: float6}`, and `tables: "*"` is `tables: ["*"]`. Anchors and merge keys
-(`<<: *name`) work; a key at the top level that begins with `x-` is a place for anchors.
+A codec's name alone is short for a mapping with one key: `codec: float6` is `codec: {codec:
+float6}`. Likewise `tables: "*"` is `tables: ["*"]`. Anchors and merge keys (`<<: *name`) work; a
+key at the top level that begins with `x-` is a place for anchors.
 
-Beyond PyYAML's safe YAML a repeated key is an error, and `1e-3` is a number, as in YAML 1.2. The
-folder `trec_qcomm/presets` is a link to configs/ in a checkout, and holds its files in a wheel.
+This reader differs from PyYAML's safe YAML in two points: a repeated key is an error, and `1e-3` is
+a number, as in YAML 1.2. In a checkout the folder `trec_qcomm/presets` is a link to configs/; a
+wheel holds the files themselves.
 
 Knows: PyYAML, where files lie. Does not know: what any field means.
 """
@@ -68,7 +69,7 @@ def load_config(path: str | Path) -> Config:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: naming file, field and allowed values.
+        ValueError: the file is no config; the error names file, field and allowed values.
     """
     data = read_yaml(path)
     try:
@@ -82,9 +83,9 @@ def config_from_dict(data: object, *, source: str = "config") -> Config:
 
     Args:
         data: the document, a mapping such as {"embedding": [...], "dense": {...}}.
-        source: where it comes from, for errors.
+        source: name of the document's origin, for errors.
 
-    Raises: ValueError: naming the field and what is allowed there.
+    Raises: ValueError: the document is no config; the error names field and allowed values.
     """
     if isinstance(data, Mapping):  # what begins with x- only holds anchors
         data = {key: value for key, value in data.items() if not str(key).startswith("x-")}
@@ -95,26 +96,26 @@ def config_from_dict(data: object, *, source: str = "config") -> Config:
 
 
 def codec_from_dict(data: object, *, where: str = "codec") -> Codec:
-    """Return the codec that a mapping, or a name alone, describes; `codec_to_dict` undoes it.
+    """Return the codec that a mapping or a name describes; `codec_to_dict` is the inverse.
 
     Args:
         data: {"codec": name, and fields}, or a name.
-        where: name of the field that holds it, for errors.
+        where: name of the field that holds the codec, for errors.
 
-    Raises: ValueError: naming the field under `where` and the allowed values.
+    Raises: ValueError: no such codec; the error names the field under `where` and allowed values.
     """
     codec: Codec = read(Codec, data, where)
     return codec
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:
-    """Return the config as a dict that YAML can hold; `config_from_dict` undoes it."""
+    """Return the config as a dict for YAML; `config_from_dict` is the inverse."""
     data: dict[str, Any] = write(config, brief=(Config, TableRule, AllReduceRule))
     return data | {name: getattr(config, name) for name in _ALWAYS}
 
 
 def codec_to_dict(codec: Codec) -> dict[str, Any]:
-    """Return the codec's name and all its fields as a dict; `codec_from_dict` undoes it."""
+    """Return the codec's name and all its fields as a dict; `codec_from_dict` is the inverse."""
     data: dict[str, Any] = write(codec)
     return data
 
@@ -122,21 +123,21 @@ def codec_to_dict(codec: Codec) -> dict[str, Any]:
 def presets() -> tuple[str, ...]:
     """Return the names of the configs that ship, such as "best" and "int4".
 
-    Those of published systems, which did not all pass the gate, come last: "papers/dct" and so on.
+    Configs of published systems come last, such as "papers/dct". Not all of them passed the gate.
     """
     paths = [*sorted(_FOLDER.glob("*.yaml")), *sorted(_FOLDER.glob("papers/*.yaml"))]
     return tuple(path.relative_to(_FOLDER).with_suffix("").as_posix() for path in paths)
 
 
 def preset_path(name: str) -> Path:
-    """Return the file that ships under a name. Raises ValueError naming those that exist."""
+    """Return the file of the preset of that name. Raises ValueError naming all presets."""
     if name not in presets():
         raise ValueError(f"preset: {name!r} is not one of {', '.join(presets())}")
     return _FOLDER / f"{name}.yaml"
 
 
 def load_preset(name: str) -> Config:
-    """Return the config that ships under a name. Raises ValueError naming those that exist."""
+    """Return the preset of that name. Raises ValueError naming all presets."""
     return replace(load_config(preset_path(name)), source=f"preset {name}")
 
 
@@ -144,12 +145,12 @@ def read_config(config: Config | Mapping[str, Any] | Path | str) -> Config:
     """Return the config that a user names in one of four forms.
 
     Args:
-        config: a Config, a mapping as YAML has it, the name of a preset, or the path of a YAML
-            file. A text is a preset if there is one of that name, else a path.
+        config: a Config, a mapping as in YAML, the name of a preset, or the path of a YAML file. A
+            text is the name of a preset if one has that name, else a path.
 
     Raises:
         FileNotFoundError: a path, or a text with a suffix or a folder, without a file.
-        ValueError: naming what is allowed, or file, field and what is allowed there.
+        ValueError: no config; the error names what is allowed, with file and field.
     """
     if isinstance(config, Config):
         return config
@@ -173,8 +174,8 @@ def read_yaml(path: str | Path) -> Any:
     """Return what a YAML file holds.
 
     Raises:
-        FileNotFoundError: there is no such file; it names the path.
-        ValueError: naming the file and what cannot be read.
+        FileNotFoundError: there is no such file; the error names the path.
+        ValueError: no YAML; the error names the file and what cannot be read.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -186,7 +187,7 @@ def read_yaml(path: str | Path) -> Any:
 
 
 def parse_yaml(text: str, *, name: str) -> Any:
-    """Return what a text holds. Raises ValueError naming its name and what cannot be read."""
+    """Return what a YAML text holds. Raises ValueError naming `name` and what cannot be read."""
     try:
         return yaml.load(text, Loader=_Loader)
     except _UNPARSABLE as error:

@@ -22,7 +22,7 @@ _FLOAT32_NBYTES = 4
 
 
 def check_gradient_codec(where: str, codec: Codec) -> None:
-    """Raise ValueError at a codec that needs what a table's rows had before it."""
+    """Raise ValueError at a codec that only works on gradients of a table's rows."""
     if codec.follows_forward:
         raise ValueError(f"{where}: {codec.name} is for the gradients of embeddings only")
 
@@ -35,7 +35,7 @@ class AllReduceRule:
         codec: codec of the values. On CUDA the rule needs NCCL, and a codec of fixed size that has
             GPU kernels: not `error_bounded`, `threshold` and `topk` of a threshold.
         algorithm: name of the algorithm; `hierarchical` for replicated parameters only. Two ranks
-            take `recursive_doubling` in place of `two_shot` where codecs are of fixed size.
+            use `recursive_doubling` in place of `two_shot` if codecs are of fixed size.
     """
 
     codec: Codec
@@ -61,16 +61,16 @@ class TableGradientRule(AllReduceRule):
 class LowRank:
     """Settings of gradients that are sent as two factors (PowerSGD, comm.dense.low_rank).
 
-    A gradient of n rows and m columns (a parameter's first dimension, and all others) is sent as
-    two matrices of `rank` columns, n x rank and m x rank, which the rule's codec codes. What they
-    leave out is always added to the next step's gradients. `error_feedback` is about parameters
-    that are sent whole: vectors, and matrices of which the factors are no smaller.
+    A gradient has n rows (the parameter's first dimension) and m columns (all others). It is sent
+    as two matrices, n x rank and m x rank, and the rule's codec codes both. What the factors leave
+    out is always added to the next step's gradients. `error_feedback` holds for parameters that are
+    sent whole: vectors, and matrices whose factors are no smaller.
 
     Each of the two factors needs a message, so latency counts twice. A checkpoint has a residual
     and a factor for each parameter.
 
-    Args: rank: number of columns of each factor; lower is smaller, and keeps less of each step. It
-        is an error where the factors are smaller than no parameter of the rule.
+    Args: rank: number of columns of each factor; lower is smaller, and keeps less of each step. At
+        least one parameter of the rule must be larger than its factors.
     """
 
     rank: Annotated[int, Range(1, LARGEST_RANK)]
@@ -79,7 +79,7 @@ class LowRank:
         check_fields(self)
 
     def is_smaller(self, num_rows: int, num_columns: int) -> bool:
-        """Return whether the factors of a matrix have fewer values than itself."""
+        """Return whether the factors of a matrix have fewer values than the matrix."""
         return self.rank * (num_rows + num_columns) < num_rows * num_columns
 
 
@@ -87,31 +87,31 @@ class LowRank:
 class GradientRule(AllReduceRule):
     """Rule of the gradients of replicated parameters that match one of the patterns.
 
-    A block of adjacent values of a parameter is a row to the codec. Parameters of several rules
-    travel in the same messages, so all rules have one `algorithm`.
+    A block of adjacent values of a parameter is a row to the codec. All rules must have the same
+    `algorithm`, because their parameters travel in the same messages.
 
     Args:
-        parameters: one shell pattern (`*`, `?`, `[..]`), case-sensitive, on names of parameters as
-            `named_parameters()` of the module inside DDP has them, or a sequence of them, kept as a
-            tuple. A pattern that matches no parameter that DDP reduces is an error, and so is a
-            rule whose parameters all have an earlier rule.
-        block: number of values in a block, with which the codec sends less than float32; some
-            parameter must have so many.
-        min_numel: smallest parameter that is coded. Smaller ones are sent as float32, and so are
-            the values of a parameter behind its last whole block.
-        error_feedback: whether what the codec kept back is added to the next step's gradients.
-            Thresholds need it. With Adam it made 8, 4 and 2 bits worse (examples/papers/README.md).
-        refresh: rule that finds the codec's threshold while training, with `threshold` or `topk` of
-            a threshold > 0; None keeps the codec's own.
-        scope: `layer` finds a threshold for each parameter, `global` one for all of the rule
-            together; `global` only with `refresh`.
-        low_rank: settings of the factors that are sent, by the codec, in place of matrices of which
-            they are smaller; what they leave out is always added to the next step's gradients.
+        parameters: one shell pattern (`*`, `?`, `[..]`), or a sequence of patterns, kept as a
+            tuple. Patterns are case-sensitive and match names as `named_parameters()` of the module
+            inside DDP has them. A pattern that matches no parameter that DDP reduces is an error,
+            and so is a rule whose parameters all have an earlier rule.
+        block: number of values in a block. With this block the codec must send less than float32,
+            and some parameter must have so many values.
+        min_numel: smallest parameter that is coded, in values. Smaller parameters are sent as
+            float32, and so are the values of a parameter after its last whole block.
+        error_feedback: whether the codec's error is added to the next step's gradients. Thresholds
+            need it. With Adam it made 8, 4 and 2 bits worse (examples/papers/README.md).
+        refresh: rule that finds the codec's threshold while training, for `threshold`, or for
+            `topk` with a threshold > 0; None keeps the codec's own threshold.
+        scope: `layer` finds a threshold for each parameter, `global` one for all parameters of the
+            rule; `global` only with `refresh`.
+        low_rank: settings of the two factors that are coded and sent in place of a matrix, where
+            they are smaller. What they leave out is always added to the next step's gradients.
             None: no factors.
-        on_resize: use of what was kept back, in a resumed run of another world size: `sum` goes on
-            with the sum over all ranks, `reset` with nothing.
-        intra: codec of the hop inside a node, with `algorithm: hierarchical`, whose `codec` is that
-            of the hop between nodes (`cross` in files); None: float32.
+        on_resize: what a resumed run of another world size does with saved residuals: `sum` goes on
+            with their sum over all ranks, `reset` with zeros.
+        intra: codec of the hop inside a node, with `algorithm: hierarchical`; None: float32. The
+            rule's `codec` is then the codec of the hop between nodes (`cross` in files).
     """
 
     parameters: Patterns = ("*",)
@@ -143,14 +143,14 @@ class GradientRule(AllReduceRule):
 
     @classmethod
     def fields_of_keys(cls, data: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return {key: field} of a mapping: `cross` is `codec`, under its name beside `intra`.
+        """Return {key: field} of a mapping: the key `cross` beside `intra` is the field `codec`.
 
-        Raises: ValueError: `cross` without `algorithm: hierarchical`, or beside `codec`; or
-            neither of them with it.
+        Raises: ValueError: `cross` without `algorithm: hierarchical`, `cross` beside `codec`, or
+            `algorithm: hierarchical` with neither.
         """
         if "cross" not in data:
             if data.get("algorithm") == "hierarchical" and "codec" not in data:
-                raise ValueError("cross: missing")
+                raise ValueError("cross: missing; give the codec of the hop between nodes")
             return {}
         if data.get("algorithm") != "hierarchical":
             raise ValueError("cross: only with algorithm: hierarchical; else it is codec")
@@ -159,7 +159,7 @@ class GradientRule(AllReduceRule):
         return cls.other_keys
 
     def keys_of_fields(self) -> dict[str, str]:
-        """Return {field: key} that `fields_of_keys` undoes."""
+        """Return {field: key}, the inverse of `fields_of_keys`."""
         return {"codec": "cross"} if self.algorithm == "hierarchical" else {}
 
     def _check_size(self) -> None:
@@ -184,23 +184,23 @@ def _nbytes_a_value(codec: Codec, block: int) -> float:
 
 
 def parameter_patterns(rules: GradientRule | Sequence[GradientRule]) -> PatternRules:
-    """Return which of the rules under `dense` holds for a parameter's name."""
+    """Return the patterns of the rules under `dense`, which say what rule holds for a parameter."""
     is_list = not isinstance(rules, GradientRule)
     patterns = [rule.parameters for rule in rules_of(rules)]
     return PatternRules("dense", "parameters", "parameter", patterns, is_list)
 
 
 def rules_of(rules: GradientRule | Sequence[GradientRule] | None) -> tuple[GradientRule, ...]:
-    """Return the rules that a config has under `dense`, none, one or several, as a tuple."""
+    """Return the rules that a config has under `dense` as a tuple: none, one or several."""
     if rules is None:
         return ()
     return (rules,) if isinstance(rules, GradientRule) else tuple(rules)
 
 
 def check_dense_rules(rules: Sequence[GradientRule]) -> None:
-    """Raise ValueError where the rules under `dense` do not go together.
+    """Raise ValueError if the rules under `dense` do not fit one another.
 
-    All rules share the messages of an all-reduce, so they have one algorithm.
+    All rules share the messages of an all-reduce, so they must have one algorithm.
     """
     first, *others = (rule.algorithm for rule in rules)
     for number, other in enumerate(others, 1):

@@ -1,4 +1,4 @@
-"""PatternRules: which of several rules holds for a name, the first with a pattern that matches.
+"""PatternRules: the first of several rules with a pattern that matches a name holds for it.
 
 Knows: shell patterns, places in a config. Does not know: what rules say.
 """
@@ -28,14 +28,14 @@ Patterns = Annotated[Sequence[str], patterns_of]
 
 @dataclass(frozen=True)
 class PatternRules:
-    """Patterns of a list of rules, of which the first that matches a name holds.
+    """Patterns of a list of rules. The first rule with a pattern that matches a name holds for it.
 
     Args:
         where: key of the list in a config, such as "embedding".
         key: key of the patterns in a rule, such as "tables".
-        noun: what a name is the name of, such as "table".
+        noun: kind of thing that has the names, such as "table".
         patterns: the patterns of each rule.
-        is_list: whether a config has a list under `where`, and not one rule alone.
+        is_list: whether a config has a list under `where`, and not a single rule.
     """
 
     where: str
@@ -49,14 +49,14 @@ class PatternRules:
         return f"{self.where}[{number}]" if self.is_list else self.where
 
     def number_of(self, name: str) -> int | None:
-        """Return the number of the rule that holds for a name; None if none matches."""
+        """Return the index of the rule that holds for a name; None if no rule matches."""
         for number, patterns in enumerate(self.patterns):
             if any(fnmatchcase(name, pattern) for pattern in patterns):
                 return number
         return None
 
     def holder(self, name: str, source: str) -> int:
-        """Return the number of the rule that holds for a name.
+        """Return the index of the rule that holds for a name.
 
         Args: source: name of the config, for errors.
         Raises: ValueError: no pattern matches.
@@ -71,7 +71,7 @@ class PatternRules:
         return number
 
     def check_names(self, names: Iterable[str], source: str) -> None:
-        """Raise ValueError at a pattern without a name, or a rule whose names others take.
+        """Raise ValueError at a pattern that matches no name, or a rule that holds for none.
 
         Args: names: all names of the model.  source: name of the config, for errors.
         """

@@ -1,7 +1,7 @@
 """Section: a part of a config that an extension brings.
 
-The core knows the name of such a section and the module that has its class. It imports that module
-when a config has the section, and asks of it what is below. So `import trec_qcomm` reaches no
+The core knows the section's name, and the module that has its class. It imports this module when a
+config has the section, and then calls the methods of Section. So `import trec_qcomm` reaches no
 extension.
 
 Knows: names of modules. Does not know: what any section means.
@@ -18,7 +18,7 @@ from trec_qcomm.core.fields import read
 
 @dataclass(frozen=True)
 class At:
-    """Class of a section, whose module is imported when a config has the section.
+    """Place of a section's class. The module is imported when a config has the section.
 
         guard: Annotated[Section, At("trec_qcomm.lab.guard.rule:GuardRule")] | None = None
 
@@ -34,7 +34,7 @@ class At:
         return kind
 
     def __call__(self, data: object, where: str) -> Any:
-        """Return the section that a config has at a place, as `core.fields.read` does."""
+        """Return the section that a config has at a place; `core.fields.read` calls this."""
         return read(self.section_type(), data, where)
 
 
@@ -43,8 +43,8 @@ class Section:
     """Base of the settings of an extension. A subclass is a frozen dataclass, as all settings are.
 
     Attributes:
-        kinds: for a section that is one of several classes, {name: class}; a file says which by
-            the key `kind`. Else empty.
+        kinds: {name: class}, if the section is one of several classes. A file says by the key
+            `kind` which one it is. Else empty.
         name: name of the class among `kinds`.
     """
 
@@ -56,13 +56,13 @@ class Section:
         return repr(self)
 
     def check(self, owner: Any) -> None:
-        """Raise ValueError where the section does not go with the settings that have it.
+        """Raise ValueError if the section does not fit the settings that have it.
 
         Args: owner: the Config, or the rule, that has the section.
         """
 
     def codecs(self) -> Iterator[Codec]:
-        """Yield the codecs that the extension uses itself, to compile their kernels."""
+        """Yield the codecs that the extension itself uses, so that their kernels are compiled."""
         yield from ()
 
     def dense_rules(self) -> Iterator[Any]:
@@ -70,19 +70,20 @@ class Section:
         yield from ()
 
     def codecs_of_table(self, rule: Any) -> Iterator[tuple[str, Codec]]:
-        """Yield (direction, codec) of what the extension may give a table in place of its rule's.
+        """Yield (direction, codec) for each codec that the extension may give a table later.
 
         Args: rule: the TableRule that holds for the table.
         """
         yield from ()
 
     def extension(self, session: Any) -> Any:
-        """Return what the section adds to a session (integration.extension); None: nothing."""
+        """Return what the section adds to a session (integration.extension), or None."""
         return None
 
     def debugger_of_ddp(self, config: Any) -> Any:
-        """Return what measures the gradients of a DDP that TorchRec knows nothing of: an object
-        with `add_gradients("dense", gradients)` and `summary()`; None: nothing does.
+        """Return an object that measures the gradients of a DDP outside TorchRec, or None.
+
+        The object has `add_gradients("dense", gradients)` and `summary()`.
 
         Args: config: the Config that has the section.
         Raises: ValueError: codecs that do not take blocks of the config's rules.
@@ -90,40 +91,46 @@ class Section:
         return None
 
     def gradient_tolerances(self, rules: Any, chunks: Any, sites: Any) -> Any:
-        """Return what sets the tolerances of all parameters on one rank, for a section of a rule
-        of gradients (comm.dense.coder.GradientTolerances); None: nothing does.
+        """Return what sets the tolerances of all parameters on one rank, or None.
+
+        This is for a section of a rule of gradients. Returns a comm.dense.coder.GradientTolerances.
 
         Args:
             rules: all rules, whose numbers are the parameters' `coding`.
-            chunks: all parameters as if in one bucket (comm.dense.chunks.BucketChunks).
+            chunks: chunks of all parameters, as if in one bucket (comm.dense.chunks.BucketChunks).
             sites: the places where the algorithm encodes on this rank.
         """
         return None
 
     def table_tolerance(self) -> Any:
-        """Return what sets the tolerance of one table's forward codec, step by step, for a section
-        of a table's rule (integration.tolerances.TableTolerance); None: nothing does."""
+        """Return what sets the tolerance of one table's forward codec in each step, or None.
+
+        This is for a section of a table's rule. Returns an
+        integration.tolerances.TableTolerance.
+        """
         return None
 
     def row_transform(self, config: Any, groups: Any, merging: Any) -> Any:
-        """Return what changes the rows of one sharding before they are encoded, for a section of a
-        table's rule (integration.embedding.shardings.ShardingTransform); None: nothing does.
+        """Return what changes the rows of one sharding before they are encoded, or None.
+
+        This is for a section of a table's rule. Returns an
+        integration.embedding.shardings.ShardingTransform.
 
         Args:
             config: the Config.
             groups: tables of each rank, grouped as TorchRec looks them up.
-            merging: where equal bags are merged (integration.ids.bag_merging.BagMerging).
+            merging: the sharding's merging of equal bags (integration.ids.bag_merging.BagMerging).
         """
         return None
 
 
 def check_sections(owner: Any) -> None:
-    """Raise ValueError at a section that does not go with the config or rule that has it."""
+    """Raise ValueError at a section that does not fit the config or rule that has it."""
     for section in sections_of(owner).values():
         section.check(owner)
 
 
 def sections_of(owner: Any) -> dict[str, Section]:
-    """Return {name: section} of the sections that a config or rule has."""
+    """Return the sections of a config or rule, {name: section}."""
     given = {known.name: getattr(owner, known.name) for known in fields(owner)}
     return {name: value for name, value in given.items() if isinstance(value, Section)}

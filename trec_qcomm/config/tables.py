@@ -21,11 +21,11 @@ AUTO_SHARE = 0.9  # `auto` merges where at least a tenth of the bags repeats; a 
 def _check_codecs(pair: "HopCodecs | TableRule") -> None:
     if pair.forward.only_for_gradients:
         raise ValueError(
-            f"forward: {pair.forward.name} is for gradients only: of the rows themselves it keeps "
-            "too little to train with"
+            f"forward: {pair.forward.name} is for gradients only: it keeps too little of rows to "
+            "train with; take topk"
         )
     if pair.forward.follows_forward:
-        raise ValueError(f"forward: {pair.forward.name} is for backward only")
+        raise ValueError(f"forward: {pair.forward.name} is for backward only; take topk here")
     if pair.backward.follows_forward and not pair.forward.chooses_columns:
         raise ValueError(
             f"backward: {pair.backward.name} sends the columns that forward kept, "
@@ -54,33 +54,36 @@ class HopCodecs:
 class TableRule:
     """Rule of the embedding exchanges of all tables that match one of the patterns.
 
-    DATA_PARALLEL tables exchange no rows: their gradients have `data_parallel`.
+    DATA_PARALLEL tables exchange no rows; `data_parallel` is the rule of their gradients.
 
-    Merging equal bags is not exact with FBGEMM's `gradient_clipping`, which clips sample by sample,
-    nor inside modules that do more with ids than look them up (managed collisions, feature
-    processors). Full Adagrad, dense kernels and, on CPU, tables of different pooling on one rank
-    take no batch size for every feature: there rows are selected after the lookup (table- and
-    column-wise), or bags stay whole.
+    Merging equal bags is not exact with FBGEMM's `gradient_clipping`, which clips sample by sample.
+    It is not exact either inside modules that do more with ids than look them up (managed
+    collisions, feature processors).
+
+    Some lookups take no batch size for every feature: full Adagrad, dense kernels and, on CPU,
+    tables of different pooling on one rank. There distinct rows are selected after the lookup
+    (table- and column-wise), or bags are not merged.
 
     Args:
-        tables: one shell pattern (`*`, `?`, `[..]`) on names of tables, case-sensitive, or a
-            sequence of them, kept as a tuple. A pattern that matches no table is an error, and so
-            is a rule whose tables all have an earlier rule.
+        tables: one shell pattern (`*`, `?`, `[..]`) on names of tables, or a sequence of patterns,
+            kept as a tuple. Patterns are case-sensitive. A pattern that matches no table is an
+            error, and so is a rule whose tables all have an earlier rule.
         forward: codec of the rows.
         backward: codec of the gradients of the rows.
         intra: codecs of the hop inside a node, which only table_row_wise and grid_shard tables
             have; `forward` and `backward` are then the codecs of the hop between nodes.
         unique_bags: whether equal bags of a batch are looked up and sent once. Results stay exact:
-            where they would not, True is an error. "auto" merges only where results stay exact and
-            enough bags repeat; where no rank merged any bag of a batch, the 63 batches after it are
-            not searched.
+            True is an error where they would not. "auto" merges only where results stay exact and
+            enough bags repeat. If no rank merged any bag of a batch, the next 63 batches are not
+            searched.
         classes: rule that finds the error bound of `forward` for each table, from the rows that
-            each rank sends; with `error_bounded` of mode `rel`.
-        refresh: rule that finds the threshold of a `forward` that is `topk` of a `threshold`, from
-            the same rows.
-        schedule: factor of the error bound of `forward`, step by step, after the two above; with
-            `error_bounded`.
-        error_feedback: settings of what is kept of a row for the next one of the same id.
+            each rank sends; needs `error_bounded` with mode `rel`.
+        refresh: rule that finds the threshold of `forward` from the rows that each rank sends;
+            needs `topk` with a `threshold`.
+        schedule: factor of the error bound of `forward` in each step, applied after `classes`;
+            needs `error_bounded`.
+        error_feedback: settings of residuals: the error of a row is kept, and added to the next row
+            of the same id.
     """
 
     tables: Patterns

@@ -1,9 +1,9 @@
-"""Errors that kernels find in bytes on a GPU, and when they are raised.
+"""Raise the errors that kernels find in bytes on a GPU, at once or later.
 
 A kernel notes the first bad segment in the device's memory. By default the op waits for the note
 and raises at once. Within `deferring()` the host must not wait, and `DeferredChecks.raise_found`
-raises the error later; the caller calls that until nothing is pending. Once an error was raised,
-each later call raises it again: values that were decoded from bad bytes stay bad.
+raises the error later. The caller calls it until nothing is pending. Once an error was raised, each
+later call raises it again, because values that were decoded from bad bytes stay bad.
 """
 
 import threading
@@ -30,7 +30,7 @@ _APART = 4  # int32 from flag to flag: Triton compiles a kernel anew for pointer
 
 
 class DeferredChecks:
-    """Results of checks on their way from the device, in order. Use it in one thread at a time."""
+    """Results of checks on their way from the device, in order. One thread at a time may use it."""
 
     def __init__(self) -> None:
         self._pending: deque[tuple[Download, list[tuple[int, MakeError]]]] = deque()
@@ -55,7 +55,7 @@ class DeferredChecks:
             self._pending.append((Download(first), [(0, error)]))
 
     def new_flag(self, device: torch.device) -> Tensor:
-        """Return [1] int32 of -1 for `add`; `fetch` fetches all of them that were added."""
+        """Return [1] int32 of -1, a flag for `add`. `fetch` fetches all flags that were added."""
         if self._shared is not None and (
             len(self._flags) == _SHARED_FLAGS or self._shared.device != device
         ):
@@ -98,7 +98,8 @@ class DeferredChecks:
 def deferring(checks: DeferredChecks) -> Iterator[None]:
     """Collect in `checks` the errors that this thread's ops find in this context.
 
-    They are fetched from the device at its end; it must be left on the stream it was entered on.
+    Leave the context on the stream on which you entered it: its end fetches the errors from the
+    device.
     """
     before = getattr(_this_thread, "checks", None)
     _this_thread.checks = checks
@@ -112,7 +113,7 @@ def deferring(checks: DeferredChecks) -> Iterator[None]:
 def new_flag(device: torch.device) -> Tensor:
     """Return [1] int32 of -1 (nothing is bad) for a kernel to write and `raise_first` to read.
 
-    Within `deferring` many of them are made by one launch.
+    Within `deferring` one launch makes many flags.
     """
     checks: DeferredChecks | None = getattr(_this_thread, "checks", None)
     if checks is not None:

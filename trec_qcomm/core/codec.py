@@ -1,13 +1,13 @@
-"""Codec, the base class of what turns rows into bytes and back, and Contract, its promise.
+"""Codec, the base class of what turns rows into bytes and back, and Contract, a codec's promise.
 
-A codec is a frozen dataclass: its fields are its config, its repr is the call that makes it, and
-it keeps no state. One call handles a batch of segments. A codec does not know tables, peers or
-steps; its caller does.
+A codec is a frozen dataclass: its fields are its config, its repr is the call that makes it, and it
+keeps no state. One call handles a batch of segments. The caller knows tables, peers and steps; the
+codec does not.
 
-Rows are float32. Some codecs also take rows of float16 or bfloat16 (`for_values`): they read them
-where they lie or from a float32 copy, and decode to the same dtype, rounded to nearest even.
+Rows are float32. Some codecs also take rows of float16 or bfloat16 (`for_values`). They read such
+rows where they lie or from a float32 copy, and decode to the same dtype, rounded to nearest even.
 
-The caller owns the memory. It asks `max_nbytes`, chooses a place for each segment, and `encode`
+The caller owns the memory. It asks `max_nbytes` and chooses a place for each segment, and `encode`
 writes there. So fixed-size codecs write straight into the frames that are sent.
 Shapes: S segments, W payload bytes.
 """
@@ -34,11 +34,11 @@ class Contract(Enum):
 
 
 class Codec(ABC):
-    """Encoder and decoder of rows; see the module. Several threads may call its methods at once.
+    """Encoder and decoder of rows. Several threads may call its methods at once.
 
-    A codec derives from it. It has a name, a wire id and a contract, the methods `max_nbytes`,
-    `encode` and `decode`, and of the other attributes those that differ from the defaults here. A
-    field whose type is a Literal is checked when the codec is made.
+    A subclass has a name, a wire id, a contract, and the methods `max_nbytes`, `encode` and
+    `decode`. It overrides other attributes only where the defaults here do not fit. A field whose
+    type is a Literal is checked when the codec is made. The module says what a codec is.
     """
 
     name: ClassVar[str]  # the word in YAML
@@ -68,21 +68,21 @@ class Codec(ABC):
     def fixed_size(self) -> bool:
         """Whether encoded sizes depend only on what both ends know.
 
-        That is the segments' shape, and their masks where the codec reads masks.
+        Both ends know the segments' shapes, and their masks where the codec reads masks.
         """
         return True
 
     @property
     def tolerance(self) -> float | None:
-        """Number of the config that control may set for each segment and step.
+        """Number of the config that may be changed for each segment and step.
 
-        It is the error bound of a BOUNDED codec, or a threshold; None where there is neither.
+        It is the error bound of a BOUNDED codec, or a threshold. None: the codec has neither.
         """
         return None
 
     @property
     def has_gpu_kernels(self) -> bool:
-        """Whether it codes rows in the memory of a GPU; else it is for CPUs."""
+        """Whether the codec takes rows in the memory of a GPU; else it is for CPUs."""
         return False
 
     @property
@@ -101,20 +101,20 @@ class Codec(ABC):
         return self
 
     def row_transform(self, plan: Any) -> Any:
-        """Return what must see forward's rows, where it is for their gradients; None: nothing.
+        """Return what must see forward's rows when this codec codes their gradients; None: nothing.
 
         Args: plan: the comm.rows.exchange_plan.ExchangePlan of a collective.
         Returns: a comm.rows.doors.RowTransform.
-        Raises: ValueError: exchanges of this plan cannot have it.
+        Raises: ValueError: exchanges of this plan cannot have this codec.
         """
         return None
 
     def check_dim(self, dim: int) -> None:  # noqa: B027 (most codecs take all)
-        """Raise ValueError where it does not take rows of `dim` values."""
+        """Raise ValueError if the codec does not take rows of `dim` values."""
 
     @abstractmethod
     def max_nbytes(self, segments: Segments) -> Tensor:
-        """Return [S] int64, the most bytes that each segment takes; exact where `fixed_size`.
+        """Return [S] int64, the most bytes that each segment takes; exact if `fixed_size`.
 
         All are multiples of `ALIGNMENT`.
         """
@@ -138,43 +138,44 @@ class Codec(ABC):
             segments: where the rows lie in `values`.
             payload: [W] uint8, same device, to be written.
             at: [S] int64 on CPU, multiples of `ALIGNMENT`.
-            seed: seed of stochastic rounding, 0 <= seed < 2^63; one seed, one result.
-            tolerances: [S] float64 on CPU, in place of `tolerance`; None where `tolerance` holds
-                for all segments, or the codec has none.
+            seed: seed of stochastic rounding, 0 <= seed < 2^63. Equal seeds give equal bytes.
+            tolerances: [S] float64 on CPU, one in place of `tolerance` for each segment. None:
+                `tolerance` holds for all segments, or the codec has none.
         Raises: UnencodableError: a value that the config forbids.
         """
 
     @abstractmethod
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
-        """Write the rows to their places in `out`: contiguous, any shape, dtype as in `encode`.
+        """Write the decoded rows to their places in `out`.
 
+        Args: out: contiguous, any shape, the buffer for the rows; dtype as in `encode`.
         Raises: CorruptFrameError: nbytes do not fit the rows or the bytes are invalid.
         """
 
 
 @runtime_checkable
 class SummingCodec(Protocol):
-    """Codec of fixed size that decodes what several ranks sent and adds it up in one pass."""
+    """Codec of fixed size that decodes and adds up the rows of several ranks in one pass."""
 
     def decode_sum(
         self, encoded: Encoded, segments: Segments, out: Tensor, *, held_at: int = -1
     ) -> None:
-        """Write to `out` the sums of the rows of P parts, with the bits of ops.rank_sum.
+        """Write to `out` the sums of the rows of P parts, bit for bit as ops.rank_sum adds.
 
         Args:
             encoded: for each part, for each segment, its bytes: [P S] places and sizes.
             segments: the rows of one part, and their places in `out`.
             out: float32, contiguous, any shape.
-            held_at: the place among the terms of what `out` holds: before this part, or P. -1: it
-                is none.
-        Raises: CorruptFrameError: as `decode`; segment s of part p has the number p S + s.
+            held_at: the number of the part before which the rows that `out` holds are added; P:
+                after all parts. -1: the rows in `out` are no term.
+        Raises: CorruptFrameError: the same as `decode`; segment s of part p has the number p S + s.
         """
 
 
 def adopt(codec_type: type) -> None:
-    """Let a class count as a codec that has the methods of one and does not derive from Codec.
+    """Make a class count as a codec, if it has a codec's methods and does not derive from Codec.
 
-    It gets the defaults of the attributes that it lacks.
+    The class gets the defaults of the attributes that it lacks.
     """
     if not issubclass(codec_type, Codec):
         its = {*dir(codec_type), *getattr(codec_type, "__dataclass_fields__", ())}
@@ -185,14 +186,17 @@ def adopt(codec_type: type) -> None:
 
 
 def encode_alone(codec: Codec, values: Tensor, segments: Segments, **options: Any) -> Encoded:
-    """Encode rows into memory of their own, segment by segment. Args: those of Codec.encode."""
+    """Encode rows into new memory, segment after segment.
+
+    The arguments are those of Codec.encode.
+    """
     at = exclusive_cumsum(codec.max_nbytes(segments))
     payload = values.new_empty(int(at[-1]), dtype=torch.uint8)
     return codec.encode(values, segments, payload, at[:-1], **options)
 
 
 def check_dim(codec: Codec, dim: int, where: str) -> None:
-    """Raise ValueError where the codec does not take rows of `dim` values.
+    """Raise ValueError if the codec does not take rows of `dim` values.
 
     Args: where: name of the table or field, for the error.
     """
@@ -203,6 +207,6 @@ def check_dim(codec: Codec, dim: int, where: str) -> None:
 
 
 def check_choice(where: str, value: object, choices: Sequence[object]) -> None:
-    """Raise ValueError unless `value` is one of `choices`, of the same type: 4.0 is not 4."""
+    """Raise ValueError unless `value` is one of `choices` and has its type: 4.0 is not 4."""
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise ValueError(f"{where}: {value!r} is not one of {tuple(choices)}")

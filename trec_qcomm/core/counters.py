@@ -18,7 +18,7 @@ _SUMS = ("raw_nbytes", "distinct_nbytes", "wire_nbytes", "num_flushed", "num_evi
 class Traffic:
     """Counter of what one direction of one exchange sends to OTHER ranks, since `reset`.
 
-    It counts three sizes of each table. raw_nbytes: all rows uncoded, also those that need not be
+    It counts three sizes of each table. raw_nbytes: all rows uncoded, also rows that need not be
     sent. distinct_nbytes: the rows that are sent, uncoded. wire_nbytes: the bytes that the
     collective is given, without headers. Uncoded rows have the dtype of the lookups, mostly
     float32.
@@ -26,7 +26,7 @@ class Traffic:
     Args:
         kind: one of core.stats.TRAFFIC_KINDS.
         tables: T distinct names.
-        value_nbytes: bytes of a value that is not coded.
+        value_nbytes: bytes of an uncoded value.
     """
 
     def __init__(self, kind: str, tables: Sequence[str], *, value_nbytes: int = 4) -> None:
@@ -43,9 +43,9 @@ class Traffic:
         self.reset()
 
     def reset(self) -> None:
-        """Set everything to zero, in place.
+        """Set all counts to zero, in place.
 
-        New tensors would not do: one made in inference mode cannot be changed outside of it.
+        New tensors do not work: a tensor made in inference mode cannot be changed outside of it.
         """
         self.num_calls = 0
         self.header_nbytes = 0
@@ -60,7 +60,7 @@ class Traffic:
         """Count the bytes of one collective call.
 
         Args:
-            table: [S] int64, number of the table of each segment.
+            table: [S] int64, index of each segment's table.
             sent: [S] int64, uncoded bytes of each segment; they count as raw and as distinct.
             wire: [S] int64, encoded bytes of each segment.
             header_nbytes: bytes of frame headers.
@@ -72,9 +72,9 @@ class Traffic:
         self.wire_nbytes.index_add_(0, table, wire)
 
     def add_flushed(self, table: Tensor, num_values: Tensor) -> None:
-        """Count values that were lost beside much larger ones, see core.stats.TableStats.
+        """Count values that were lost beside much larger ones (core.stats.TableStats.num_flushed).
 
-        Args: table: [S] int64, number of the table of each segment.  num_values: [S] int64.
+        Args: table: [S] int64, index of each segment's table.  num_values: [S] int64.
         """
         self.num_flushed.index_add_(0, table, num_values)
         names = {self.tables[t] for t in table[num_values > 0].tolist()} - self._ever_flushed
@@ -84,13 +84,13 @@ class Traffic:
     def add_left_out(self, table: Tensor, nbytes: Tensor) -> None:
         """Add rows that were not sent to the raw bytes.
 
-        Args: table: [S] int64, numbers of the tables.  nbytes: [S] int64, their bytes.
+        Args: table: [S] int64, indices of tables.  nbytes: [S] int64, bytes of those rows, uncoded.
         """
         self.raw_nbytes.index_add_(0, table, nbytes)
 
 
 class BagCounts:
-    """Counter of the bags of ids that this rank's batches have, and of those that are sent.
+    """Counter of the bags of ids in this rank's batches, and of the bags that are sent.
 
     Equal bags are sent once. Each id of an unpooled feature counts as a bag.
     """
@@ -101,7 +101,7 @@ class BagCounts:
         self.num_sent = torch.zeros(0, dtype=torch.int64)
 
     def numbers_of(self, tables: Iterable[str]) -> Tensor:
-        """Return [..] int64, the number of each table; new tables get the next numbers."""
+        """Return [..] int64, the index of each table; new tables get the next indices."""
         numbers = []
         for table in tables:
             if table not in self.tables:
@@ -116,7 +116,7 @@ class BagCounts:
         """Count one batch of F features.
 
         Args:
-            table: [F] int64, number of each feature's table.
+            table: [F] int64, index of each feature's table.
             num_bags: [F] int64, bags of each feature.
             num_sent: [F] int64, distinct bags of each feature.
         """
@@ -124,7 +124,7 @@ class BagCounts:
         self.num_sent.index_add_(0, table, num_sent)
 
     def reset(self) -> None:
-        """Set everything to zero, in place, as Traffic.reset does."""
+        """Set all counts to zero, in place, as Traffic.reset does."""
         self.num_bags.zero_()
         self.num_sent.zero_()
 

@@ -1,4 +1,4 @@
-"""Devices with memory of their own, which the host must not read and does not wait for: GPUs.
+"""Tell GPUs from CPUs. The host does not read a GPU's memory, and does not wait for a GPU.
 
 Knows: torch devices. Does not know: kernels, streams.
 """

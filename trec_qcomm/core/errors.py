@@ -1,4 +1,4 @@
-"""Errors at run time: of bytes, values and peers. A bad configuration is a plain `ValueError`."""
+"""Errors at run time, of bytes, values and peers. A bad configuration is a plain `ValueError`."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ class CorruptFrameError(RuntimeError):
 
     Args:
         reason: one sentence.
-        rank: the sender, by its number in the job, or None where unknown.
-        table: the table whose segment is wrong, or None where the whole frame is.
-        segment: number of the bad segment in the batch, from which a caller may find the table.
+        rank: global rank of the sender; None where unknown.
+        table: name of the table whose segment is wrong; None where the whole frame is wrong.
+        segment: index of the bad segment in the batch, from which a caller may find the table.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class UnencodableError(ValueError):
 
     Args:
         reason: one sentence.
-        segment: number of the first segment of the batch that holds such a value.
-        table: name of the segment's table, where the caller knows it.
+        segment: index of the first segment of the batch that holds such a value.
+        table: name of the segment's table; None where the caller does not know it.
     """
 
     def __init__(self, reason: str, *, segment: int, table: str | None = None) -> None:
@@ -48,15 +48,15 @@ class GuardError(RuntimeError):
 class LostPeerError(RuntimeError):
     """A peer is gone, or did not answer before the process group's timeout.
 
-    The error of torch is its `__cause__`, and ends its text. After it the process group is not
-    usable. DDP raises a RuntimeError of its own, whose text holds this one's.
+    torch's error is the `__cause__` and ends the text. The process group cannot be used afterwards.
+    DDP raises a RuntimeError of its own, whose text contains this error's text.
 
     Args:
         rank: this rank.
-        peers: the ranks of which one is to blame; a single one where that is known.
+        peers: ranks that may be to blame; a single one where that is known.
         collective: what this rank waited for, in words, with the step.
-        seconds: time since that was started.
-        cause: error of torch.
+        seconds: time since the collective was started.
+        cause: torch's error.
     """
 
     def __init__(
@@ -68,19 +68,19 @@ class LostPeerError(RuntimeError):
         what = f"lost {who} after {seconds:.3g} s"
         if "timed out" in said.lower() or "timeout" in said.lower():
             what = f"{who} did not answer in {seconds:.3g} s"
-        super().__init__(f"rank {rank}: {what}: {collective}: {said}")
+        super().__init__(f"rank {rank}: {what}: {collective}; see its log: {said}")
         self.rank, self.peers, self.collective = rank, tuple(peers), collective
         self.seconds = seconds
 
 
 class UnequalReplicasError(RuntimeError):
-    """Ranks ended an all-reduce with other bits, or hold other weights: their replicas drift apart.
+    """Ranks hold unequal results of an all-reduce, or unequal weights: their replicas drift apart.
 
-    DDP raises a RuntimeError of its own, whose text holds this one's.
+    DDP raises a RuntimeError of its own, whose text contains this error's text.
 
     Args:
         rank: this rank.
-        peers: the ranks that have other bits than this one.
+        peers: the ranks whose bits differ from this rank's.
         parameters: names of the parameters whose results or weights differ.
         collective: the all-reduce, in words, with the step.
     """

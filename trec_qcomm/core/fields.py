@@ -1,9 +1,9 @@
-"""Dataclasses by their type hints: one reader and one writer for configs, codecs and records.
+"""Read and write dataclasses by their type hints: configs, codecs and records.
 
 A hint says all that a field may hold: int, float, bool, str, Any, Literal, `X | Y`, Sequence[X] or
-tuple[X, ...], Mapping[str, X], another dataclass, or Codec. `Annotated[int, Range(1, 256)]` has
-limits, too. `Annotated[X, function]` leaves the field to a function of the value and its place,
-which returns what the field holds, or raises ValueError.
+tuple[X, ...], Mapping[str, X], another dataclass, or Codec. `Annotated[int, Range(1, 256)]` adds
+limits. `Annotated[X, function]` calls the function with the value and its place. The function
+returns what the field holds, or raises ValueError.
 
     @dataclass(frozen=True)
     class Link:
@@ -14,10 +14,12 @@ which returns what the field holds, or raises ValueError.
 
     read(Link, {"latency_s": -1}, "link")  # link.latency_s: -1 is not a finite number >= 0
 
-What a class may have besides its fields: `kinds`, {name: class}, where a mapping says by the key
-`kind` which of several classes it is; `fields_of_keys(mapping)` and `keys_of_fields()`, the keys
-that do not have the name of their field. A field with `metadata={"stored": False}` is neither read
-nor written.
+A class may have more than fields:
+
+- `kinds`, {name: class}: a mapping then says by the key `kind` which of several classes it is.
+- `fields_of_keys(mapping)` and `keys_of_fields()`: keys whose names differ from their fields'.
+
+A field with `metadata={"stored": False}` is neither read nor written.
 
 Knows: type hints, names of codecs. Does not know: YAML, JSON, what any field means.
 """
@@ -48,7 +50,7 @@ LISTS = (tuple, Sequence)
 class Range:
     """Finite numbers that a field may hold.
 
-    Args: least, most: limits; `most` needs `least`.  is_open: whether they themselves are excluded.
+    Args: least, most: limits; `most` needs `least`.  is_open: whether the limits are excluded.
     """
 
     least: float = -math.inf
@@ -62,7 +64,7 @@ class Range:
         return is_inside and abs(number) <= sys.float_info.max
 
     def __str__(self) -> str:
-        """Return the words behind the noun, such as " >= 1"."""
+        """Return the range in words that follow a noun, such as " >= 1"."""
         if self.least == -math.inf:
             return ""
         if self.most == math.inf:
@@ -74,8 +76,9 @@ class Range:
 def read(hint: Any, data: object, where: str = "") -> Any:
     """Return data of YAML or JSON as what a type hint asks for; `write` undoes it.
 
-    Lists become tuples and mappings dataclasses; values that are dataclasses already stay. A codec,
-    or another class of several, may be given by its name alone, and a Sequence[str] by one text.
+    Lists become tuples and mappings become dataclasses. A value that is a dataclass already stays.
+    A codec, or a class with `kinds`, may be given by its name alone, and a Sequence[str] by one
+    text.
 
     Args:
         hint: a type or type hint.
@@ -114,9 +117,9 @@ def read(hint: Any, data: object, where: str = "") -> Any:
 
 
 def check_fields(owner: Any, where: str = "") -> None:
-    """Check a dataclass that was just made by the hints of its fields, and make lists tuples.
+    """Check the fields of a new dataclass by their hints, and turn lists into tuples.
 
-    Args: where: what stands before the names of fields in errors; empty: nothing.
+    Args: where: prefix of the names of fields in errors; may be empty.
     Raises: ValueError: naming the field, and what is allowed there.
     """
     kind: Any = type(owner)
@@ -129,9 +132,10 @@ def check_fields(owner: Any, where: str = "") -> None:
 def write(value: Any, brief: tuple[type, ...] = ()) -> Any:
     """Return the value as mappings, lists and scalars, with the fields in their order.
 
-    A field is left out if it has its default, and this is None or empty. A codec has all fields.
+    A field is left out if it has its default and the default is None or empty. A codec has all
+    fields.
 
-    Args: brief: classes of which all fields are left out that have their defaults.
+    Args: brief: classes whose fields are all left out where they have their defaults.
     """
     if is_dataclass(value):
         data: dict[str, Any] = {}
@@ -265,7 +269,7 @@ def stored_fields(kind: Any) -> list[dataclasses.Field[Any]]:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """Return the default of a field; MISSING: it has none."""
+    """Return the default of a field; MISSING where it has none."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 

@@ -1,7 +1,7 @@
 """Registry of codecs: name -> class (for YAML), wire id -> decoder (for frames).
 
-The codecs of an extension are known by name and wire id. Their module is imported, and registers
-them, when a config names one or a frame of one arrives.
+The names and wire ids of extensions' codecs are listed here. The module of such a codec is imported
+when a config names it or a frame of it arrives; the import registers the codec.
 """
 
 from importlib import import_module
@@ -24,23 +24,23 @@ def register_codec(codec_type: type[Codec], *decoders: Codec) -> None:
     """Make a codec known by its name, and each decoder by its wire id.
 
     Args: codec_type: the class.  decoders: an instance for each wire id that the class may write.
-    Raises: ValueError: a name or a wire id that is taken or out of range.
+    Raises: ValueError: a name that is taken, or a wire id that is taken or out of range.
     """
     adopt(codec_type)
     name, module = codec_type.name, codec_type.__module__
     if name in _BY_NAME or _MODULE_OF_NAME.get(name, module) != module:
-        raise ValueError(f"codec name {name!r} is taken")
+        raise ValueError(f"codec name {name!r} is taken; choose another one")
     for decoder in decoders:
         wire_id = decoder.wire_id
         is_taken = wire_id in _DECODERS or _MODULE_OF_WIRE_ID.get(wire_id, module) != module
         if not 1 <= wire_id <= 255 or is_taken:
-            raise ValueError(f"wire id {wire_id} of {decoder} is taken or not 1..255")
+            raise ValueError(f"{name}: wire id {wire_id} is taken or not 1..255; choose 240..255")
         _DECODERS[wire_id] = decoder
     _BY_NAME[name] = codec_type
 
 
 def codec_names() -> list[str]:
-    """Return the registered names and those of extensions, sorted."""
+    """Return the names of registered codecs and of extensions' codecs, sorted."""
     return sorted({*_BY_NAME, *_MODULE_OF_NAME})
 
 
@@ -50,7 +50,7 @@ def codecs_of_16_bit_rows() -> list[str]:
 
 
 def codec_type(name: str) -> type[Codec]:
-    """Return the class of that name. Raises ValueError naming the allowed names."""
+    """Return the class of a codec by its name. Raises ValueError naming the allowed names."""
     if name not in _BY_NAME and name in _MODULE_OF_NAME:
         import_module(_MODULE_OF_NAME[name])
     if name not in _BY_NAME:
@@ -59,7 +59,7 @@ def codec_type(name: str) -> type[Codec]:
 
 
 def decoder(wire_id: int) -> Codec | None:
-    """Return the codec that decodes that wire id; None where no codec has it."""
+    """Return the codec that decodes a wire id; None where no codec has it."""
     if wire_id not in _DECODERS and wire_id in _MODULE_OF_WIRE_ID:
         import_module(_MODULE_OF_WIRE_ID[wire_id])
     return _DECODERS.get(wire_id)

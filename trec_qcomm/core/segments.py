@@ -1,7 +1,7 @@
-"""Segments, the rows of a buffer that are coded, and Encoded, the places of their bytes.
+"""Segments, the rows of a buffer that are coded, and Encoded, the places of the encoded bytes.
 
 A segment is the rows that one rank sends one peer for one (table, feature, column shard). It is the
-unit of coding. Rows are read and written in the [batch, sum of dims] matrices of TorchRec, so a
+unit of coding. Rows are read and written in the [batch, sum of dims] matrices of TorchRec. So a
 segment is a strided block of a flat buffer, and nothing is copied into place.
 
 Shapes: S segments, R coded rows in all, D values a row, W payload bytes.
@@ -27,7 +27,7 @@ def aligned(nbytes: Tensor) -> Tensor:
 
 
 def int64_tensor(numbers: Iterable[int]) -> Tensor:
-    """Return [n] int64 of n ints. torch.tensor takes a microsecond for each of them."""
+    """Return [n] int64 of n ints. torch.tensor is slower: a microsecond for each int."""
     memory = array("q", numbers)
     if not memory:  # which frombuffer refuses
         return torch.zeros(0, dtype=torch.int64)
@@ -42,18 +42,21 @@ def exclusive_cumsum(counts: Tensor) -> Tensor:
 
 
 class SegmentNotes(Protocol):
-    """What is known of each of S segments besides its rows."""
+    """Base of what is known about each of S segments besides its rows."""
 
     def subset(self, which: Tensor) -> "SegmentNotes":
-        """Return the notes of some segments. Args: which: [T] int64, their numbers."""
+        """Return the notes of some segments.
+
+        Args: which: [T] int64, indices of the segments.
+        """
 
 
 @dataclass(frozen=True, eq=False)
 class Segments:
     """A batch of S segments over R coded rows of `dim` values each.
 
-    Value d of row i of segment s is `values.view(-1)[start[s] + i * stride[s] + d]`. Among the R
-    coded rows of the batch this row has the number `offsets[s] + i`.
+    Value d of row i of segment s is `values.view(-1)[start[s] + i * stride[s] + d]`. This row has
+    the number `offsets[s] + i` among the R coded rows of the batch.
 
     Args:
         offsets: [S + 1] int64 on CPU, from 0 to R, not decreasing.
@@ -61,8 +64,9 @@ class Segments:
         start: [S] int64 on CPU, >= 0.
         stride: [S] int64 on CPU, in values, >= dim where there is more than one row.
         notes: what a comm.rows.doors.RowTransform tells the codec of these segments; None: nothing.
-        numbers: [S] int64 on CPU, the number of each segment's first value, from which the others
-            are counted; they key the noise of stochastic rounding. None: `offsets` times dim.
+        numbers: [S] int64 on CPU, the number of each segment's first value; its other values are
+            counted from there. Numbers key the noise of stochastic rounding. None: `offsets` times
+            dim.
     Derived: num_rows: [S] int64.  extent: the number of values that a buffer must hold.
     Raises: ValueError: another shape, dtype or size.
     """
@@ -112,13 +116,13 @@ class Segments:
         return self.offsets.numpy(), self.start.numpy(), self.stride.numpy()
 
     def kept(self, key: Hashable, at: Tensor, make: Callable[[], T]) -> T:
-        """Return make(), or what it returned when it was asked for with this key and `at` before.
+        """Return make(), or the result that an earlier call with this key and `at` made.
 
-        So vectors on a device stay there while batches of equal sizes come again. Ask on one stream
-        only: the memory goes back to the stream on which it was made.
+        So vectors on a device stay there while batches of equal sizes come again. Call it on one
+        stream only: the memory goes back to the stream on which it was made.
 
-        Args: at: [S] int64, what the result depends on besides the segments: where their bytes
-            begin. It must be the same object, and nobody may change it.
+        Args: at: [S] int64, where the segments' bytes begin; the result depends on nothing else
+            besides the segments. It must be the same object each time, and nobody may change it.
         """
         kept_at, result = self._kept.get(key, (None, None))
         if kept_at is not at:
@@ -128,17 +132,17 @@ class Segments:
 
     @property
     def num_segments(self) -> int:
-        """Number of segments, S."""
+        """Number S of segments."""
         return self.start.numel()
 
     @property
     def first_numbers(self) -> Tensor:
-        """Number of each segment's first value, [S] int64; see `numbers`."""
+        """Number of each segment's first value, [S] int64: `numbers`, or its default."""
         return self.offsets[:-1] * self.dim if self.numbers is None else self.numbers
 
     @classmethod
     def packed(cls, num_rows: Sequence[int], dim: int) -> "Segments":
-        """Return segments of so many rows each, one behind the other in a [R, dim] matrix."""
+        """Return segments that follow one another in an [R, dim] matrix, with so many rows each."""
         offsets = exclusive_cumsum(torch.tensor(num_rows, dtype=torch.int64))
         stride = torch.full((len(num_rows),), dim, dtype=torch.int64)
         return cls(offsets, dim, offsets[:-1] * dim, stride)
@@ -146,7 +150,7 @@ class Segments:
     def check_fits(self, values: Tensor, dtypes: Sequence[torch.dtype] = (torch.float32,)) -> None:
         """Raise ValueError unless `values` is contiguous and holds every segment.
 
-        Args: dtypes: the dtypes that it may have.
+        Args: dtypes: the allowed dtypes of `values`.
         """
         if values.dtype not in dtypes or not values.is_contiguous():
             allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
@@ -155,9 +159,9 @@ class Segments:
             raise ValueError(f"values: holds {values.numel()} values, segments {self.extent}")
 
     def block(self, values: Tensor, segment: int) -> Tensor:
-        """Return the rows of one segment, a [n, D] view of `values`.
+        """Return the rows of one segment, an [n, D] view of `values`.
 
-        It is for references, tests and measurements: a call for each segment is slow.
+        Use it in references, tests and measurements only: a call for each segment is slow.
         """
         shape = (int(self.num_rows[segment]), self.dim)
         return values.view(-1).as_strided(
@@ -169,13 +173,16 @@ class Segments:
     def nbytes_of_rows(self, row_nbytes: int, *, header_nbytes: int = 0) -> Tensor:
         """Return [S] int64, the aligned bytes of segments whose encoded rows have equal sizes.
 
-        Args: row_nbytes: bytes of a row.  header_nbytes: bytes of each segment besides its rows.
+        Args: row_nbytes: bytes of an encoded row.  header_nbytes: other bytes of each segment.
         """
         nbytes = self.num_rows.numpy() * row_nbytes + (header_nbytes + ALIGNMENT - 1)
         return torch.from_numpy(nbytes & -ALIGNMENT)
 
     def subset(self, which: Tensor) -> "Segments":
-        """Return some segments, in that order. Args: which: [T] int64, their numbers."""
+        """Return the segments at some indices, in that order.
+
+        Args: which: [T] int64, the indices.
+        """
         return Segments(
             offsets=exclusive_cumsum(self.num_rows[which]),
             dim=self.dim,
@@ -186,15 +193,15 @@ class Segments:
         )
 
     def with_notes(self, notes: SegmentNotes) -> "Segments":
-        """Return the same segments with notes; both keep the same vectors on a device."""
+        """Return the same segments with notes. Both objects share the vectors that `kept` keeps."""
         noted = replace(self, notes=notes)
         object.__setattr__(noted, "_kept", self._kept)  # nothing in it depends on notes
         return noted
 
     def first_of(self, num_parts: int, begin: int = 0) -> "Segments":
-        """Return the first part of segments that are so many parts with the same rows.
+        """Return the first of several parts of these segments, which must have the same rows.
 
-        Args: begin: the place in the buffer that is place 0 of what is returned.
+        Args: begin: place in the buffer that becomes place 0 of the result.
         Raises: ValueError: the parts do not have the same rows, or lie in another order.
         """
         layout = (self.num_rows, self.stride, self.start)
@@ -210,14 +217,14 @@ class Segments:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Bytes of S segments, in a buffer that may hold other bytes, too.
+    """Places of the bytes of S segments, in a buffer that may hold other bytes, too.
 
     Args:
         payload: [W] uint8.
         at: [S] int64 on CPU: segment s is payload[at[s] : at[s] + nbytes[s]].
         nbytes: [S] int64 on CPU, multiples of `ALIGNMENT`.
-        flushed: [S] int64 on CPU, number of flushed values (core.stats.TableStats) of each segment;
-            None where an encoder found none, or does not look for them.
+        flushed: [S] int64 on CPU, number of flushed values (core.stats.TableStats.num_flushed) of
+            each segment. None: the encoder found none, or does not look for them.
     """
 
     payload: Tensor

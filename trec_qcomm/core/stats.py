@@ -1,6 +1,6 @@
-"""Stats, what a rank sent to other ranks, by kind of traffic and by table.
+"""Stats: what a rank sent to other ranks, by kind of traffic and by table.
 
-Knows: numbers. Does not know: torch, so that records of a run can be read without it.
+Knows: numbers. Does not know: torch, so that a run's records can be read where torch is missing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,11 +34,12 @@ class TableStats:
     Args:
         raw_nbytes, distinct_nbytes, wire_nbytes: bytes, as in KindStats.
         max_abs_err: largest absolute error; None unless the config's measure_error is true.
-        num_flushed: number of values that were lost, because another value of their row (rowwise)
-            or of their segment (error_bounded with a relative bound) is so large: they are not 0
-            and less than 1/256 of the step that they were rounded with, as are three quarters of
-            all values there that are not 0. Rows that stay on this rank count, too. A sample
-            decides where to count, so it may be less. On a GPU it is not counted and stays 0.
+        num_flushed: number of values that were lost because a much larger value set their step. The
+            larger value is in the same row (rowwise) or in the same segment (error_bounded with a
+            relative bound). A value counts if it is not 0 and less than 1/256 of its step, and if
+            three quarters of all nonzero values there are that small. Rows that stay on this rank
+            count, too. A sample decides where to count, so the number may be too low. On a GPU
+            nothing is counted, and the number stays 0.
         num_evicted: number of residuals that were dropped because another id came to their place
             (`error_feedback` of a table); more rows of memory make it smaller.
     """
@@ -56,15 +57,15 @@ class KindStats:
     """Traffic of one kind.
 
     Args:
-        raw_nbytes: uncoded bytes of everything, before equal bags are merged and empty or
-            untouched rows are left out: 4 a value, 2 where lookups give FP16 or BF16.
+        raw_nbytes: uncoded bytes of everything, before equal bags are merged and before empty or
+            untouched rows are left out; 4 bytes a value, 2 where lookups give FP16 or BF16.
         distinct_nbytes: uncoded bytes of what is sent after that.
         wire_nbytes: bytes that the collectives are given, headers included.
         header_nbytes: bytes of frame headers, and of sizes that travel beside frames.
         num_calls: number of collective calls.
-        wire_s: seconds blocked on the network, of all codecs together as they share one frame.
-        encode_s, decode_s: seconds by codec and dim. On CUDA nothing waits for the device, so all
-            seconds, wire_s too, are those that launching took.
+        wire_s: seconds blocked on the network, for all codecs together as they share one frame.
+        encode_s, decode_s: seconds by codec and dim. On CUDA nothing waits for the device: there
+            wire_s, encode_s and decode_s are the seconds that launching took.
         tables: traffic by table.
     """
 
@@ -83,7 +84,7 @@ class KindStats:
 class TableBags:
     """Bags of ids of one table.
 
-    Args: num_bags: all bags.  num_sent: bags that were sent because they differ.
+    Args: num_bags: number of all bags.  num_sent: number of distinct bags, which were sent.
     """
 
     num_bags: int = 0
@@ -92,9 +93,9 @@ class TableBags:
 
 @dataclass(frozen=True, kw_only=True)
 class BagStats:
-    """Bags of ids that this rank's batches had, and those that were sent because they differ.
+    """Bags of ids in this rank's batches, and the distinct bags, which were sent.
 
-    Only tables whose equal bags may be merged are counted. Of unpooled features each id is a bag.
+    Only tables whose equal bags may be merged are counted. Each id of an unpooled feature is a bag.
     """
 
     num_bags: int = 0
@@ -109,7 +110,7 @@ class Stats:
     There is an attribute for each of TRAFFIC_KINDS, such as `stats.dense.wire_nbytes`.
 
     Args:
-        bags: bags of ids, where equal ones may be merged.
+        bags: bags of ids of the tables whose equal bags may be merged.
         sync: averages over replicas of tables (`QComm.sync`).
         num_steps: number of training steps, counted as backward passes that sent gradients.
     """
@@ -139,7 +140,7 @@ class Stats:
     def __str__(self) -> str:
         """Return one table as text: KB and ms of each group of traffic, in a step.
 
-        Where no step was counted, the numbers are those of everything together.
+        If no step was counted, the numbers are sums over everything so far.
         """
         divisor = max(self.num_steps, 1)
         what = f"a step, {self.num_steps} steps" if self.num_steps else "in all"

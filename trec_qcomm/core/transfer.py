@@ -11,7 +11,8 @@ _PADDING = tuple(torch.zeros(n, dtype=torch.int64) for n in range(2))
 def upload(device: torch.device, *vectors: Tensor) -> tuple[Tensor, ...]:
     """Copy [n_i] int64 vectors from the CPU to the device, in one copy that nobody waits for.
 
-    On the device each begins at a multiple of 16 bytes: Triton compiles a kernel anew for others.
+    On the device each vector begins at a multiple of 16 bytes. For other places Triton would
+    compile a kernel anew.
     """
     if device.type == "cpu":
         return vectors
@@ -22,9 +23,9 @@ def upload(device: torch.device, *vectors: Tensor) -> tuple[Tensor, ...]:
 
 
 class Download:
-    """Copy of a vector on its way to the CPU, behind the work that the current stream has so far.
+    """Copy of a vector on its way to the CPU, after the work that the current stream has so far.
 
-    Args: vector: a tensor on any device. On CPU it is there at once, and is not copied.
+    Args: vector: tensor on any device. A tensor on CPU is there at once, and is not copied.
     """
 
     def __init__(self, vector: Tensor) -> None:

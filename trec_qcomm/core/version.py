@@ -1,3 +1,3 @@
-"""Version of the package: the one place that has it; pyproject.toml reads it from here."""
+"""Version of the package; pyproject.toml reads it from here."""
 
 __version__ = "0.1.0"

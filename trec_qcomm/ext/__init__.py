@@ -1,4 +1,5 @@
-"""What a training may add to the core: methods of published systems that no preset recommends.
+"""Extensions that a training may add: methods of published systems that no preset recommends.
 
-The core never imports it; a section of a config, a codec's name or a wire id names the module.
+The core imports a module of this package only if a section of a config, a codec's name or a wire id
+needs it.
 """

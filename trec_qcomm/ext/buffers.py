@@ -1,11 +1,11 @@
-"""Rows, bytes and packed numbers of a whole batch of segments, moved by torch operations.
+"""Move rows, bytes and packed numbers of a whole batch of segments, by torch operations.
 
-The same code runs on a CPU and on a GPU. Nothing loops over segments or rows. What has one number a
-segment stays on the CPU until it is used, and is uploaded then; nothing here waits for a GPU.
+The same code runs on a CPU and on a GPU. Nothing loops over segments or rows. Vectors with one
+number a segment stay on the CPU and are uploaded when they are used. Nothing here waits for a GPU.
 
-The bytes of all segments are copied to one buffer of their own (`take_bytes`), or made there and
-copied to their places (`put_bytes`). Segment s begins in it at byte `starts_of(nbytes)[s]`, a
-multiple of 8, so that headers, values and packed numbers are words of it.
+The bytes of all segments are copied to a separate buffer (`take_bytes`), or made there and copied
+to their places (`put_bytes`). Segment s begins there at byte `starts_of(nbytes)[s]`, a multiple of
+8, so that headers, values and packed numbers are words of the buffer.
 Shapes: S segments, R rows of D columns, W bytes of all segments.
 """
 
@@ -19,7 +19,7 @@ _PADDING = 16  # bytes behind the last segment, so that words are read and writt
 
 
 def segment_ids(counts: Tensor, device: torch.device) -> Tensor:
-    """Return [sum of counts] int64 on the device: the segment of each item.
+    """Return [sum of counts] int64 on the device, the segment of each item.
 
     Args: counts: [S] int64 on CPU, how many items each segment has.
     """
@@ -38,12 +38,12 @@ def item_places(first: Tensor, counts: Tensor, device: torch.device) -> Tensor:
 
 
 def starts_of(nbytes: Tensor) -> Tensor:
-    """Return [S] int64, where the bytes of each segment begin in a buffer of their own."""
+    """Return [S] int64, where the bytes of each segment begin in a separate buffer."""
     return exclusive_cumsum(nbytes)[:-1]
 
 
 def take_rows(values: Tensor, segments: Segments) -> Tensor:
-    """Return [R, D] float32, the rows of all segments; a view of `values` where they lie so."""
+    """Return [R, D] float32, the rows of all segments; a view of `values` if they lie so."""
     flat, where = values.detach().view(-1), _row_places(segments, values)
     if isinstance(where, slice):
         return flat[where].view(-1, segments.dim)
@@ -53,7 +53,7 @@ def take_rows(values: Tensor, segments: Segments) -> Tensor:
 
 
 def put_rows(rows: Tensor, segments: Segments, out: Tensor) -> None:
-    """Write [R, D] float32 to the places of the rows in `out`. It writes nothing else."""
+    """Write [R, D] float32 to the places of the rows in `out`, and nothing else."""
     flat, where = out.detach().view(-1), _row_places(segments, out)
     if isinstance(where, slice):
         flat[where] = rows.reshape(-1)
@@ -103,7 +103,7 @@ def take_bytes(payload: Tensor, at: Tensor, nbytes: Tensor) -> Tensor:
 
 
 def put_bytes(buffer: Tensor, payload: Tensor, at: Tensor, nbytes: Tensor) -> None:
-    """Write the bytes of all segments to their places in `payload`: undo `take_bytes`."""
+    """Write the bytes of all segments to their places in `payload`: the inverse of `take_bytes`."""
     places = item_places(at // ALIGNMENT, nbytes // ALIGNMENT, payload.device)
     words = _words(payload)
     words[places] = buffer[: len(buffer) - _PADDING].view(torch.int64)
@@ -119,10 +119,10 @@ def _words(payload: Tensor) -> Tensor:
 
 
 def write_numbers(buffer: Tensor, offsets: Tensor, numbers: Tensor) -> None:
-    """Write packed numbers to bits that are 0 so far.
+    """Write packed numbers to bits that are 0.
 
-    Args: offsets: [N] int64, the place of each number's lowest bit.  numbers: [N] int64, 0 or more,
-        of at most 31 bits.
+    Args: offsets: [N] int64, the place of each number's lowest bit.  numbers: [N] int64, >= 0, of
+        at most 31 bits.
     """
     shifted, word = numbers << (offsets & 31), offsets >> 5
     words = buffer.view(torch.int32)
@@ -132,7 +132,7 @@ def write_numbers(buffer: Tensor, offsets: Tensor, numbers: Tensor) -> None:
 
 
 def read_numbers(buffer: Tensor, offsets: Tensor, widths: Tensor | int) -> Tensor:
-    """Return [N] int64, packed numbers: undo `write_numbers`. widths: bits of each, or of all."""
+    """Return [N] int64, numbers that `write_numbers` packed. widths: bits of each, or of all."""
     words, word = buffer.view(torch.int32), offsets >> 5
     low = words[word].to(torch.int64) & 0xFFFFFFFF
     pair = low | (words[word + 1].to(torch.int64) << 32)
@@ -141,13 +141,13 @@ def read_numbers(buffer: Tensor, offsets: Tensor, widths: Tensor | int) -> Tenso
 
 
 def unpack_bits(packed: Tensor) -> Tensor:
-    """[..] uint8 -> [.., 8] bool, lowest bits first."""
+    """Return [.., 8] bool, the bits of [..] uint8, lowest bits first."""
     powers = torch.arange(8, dtype=torch.uint8, device=packed.device)
     return (packed[..., None] >> powers) & 1 == 1
 
 
 def pack_bits(bits: Tensor) -> Tensor:
-    """[n, D] bool -> [n, ceil(D / 8)] uint8, lowest bits first, padded with 0."""
+    """Pack [n, D] bool to [n, ceil(D / 8)] uint8, lowest bits first, padded with 0."""
     padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -bits.shape[-1] % 8))
     grouped = padded.view(len(bits), (bits.shape[-1] + 7) // 8, 8)
     shifted = grouped << torch.arange(8, dtype=torch.uint8, device=bits.device)

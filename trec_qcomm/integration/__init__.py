@@ -1,1 +1,1 @@
-"""The only code that knows TorchRec and DDP: sharders, dists and wrappers that call comm."""
+"""Sharders, dists and wrappers that call comm: the only code that knows TorchRec and DDP."""

@@ -1,4 +1,4 @@
-"""Agreement of ranks: whether all have the same config, told by the key that differs.
+"""Check that all ranks have the same config; the error names the key that differs.
 
 Knows: process groups, texts by key. Does not know: TorchRec, what is compared.
 """
@@ -16,8 +16,9 @@ from trec_qcomm.core.errors import CorruptFrameError
 def check_equal(pg: dist.ProcessGroup, ours: Mapping[str, str], what: str) -> None:
     """Raise ValueError on all ranks if the texts of any two differ. Collective.
 
-    Args: ours: this rank's {key: text}.  what: beginning of the message.
-    Raises: CorruptFrameError: what a rank sent is no such dict.  LostPeerError.
+    Args: ours: this rank's {key: text}.  what: beginning of the error's message.
+    Raises: ValueError: ranks differ.  CorruptFrameError: a rank sent no such dict.  LostPeerError:
+        a peer is gone.
     """
     peers = Peers(pg)
     texts = peers.gather_texts(json.dumps(dict(ours)), "comparison of configs")

@@ -1,8 +1,8 @@
-"""Checkpoints: of another world size, of another config, and state that is none.
+"""Load checkpoints of another world size or config, and refuse state that does not fit.
 
-torch.distributed.checkpoint (DCP) loads only the names that a rank asks for, and each rank saved
-its gradient state under names of its own. Here a rank asks for the names of all ranks that wrote
-the checkpoint. Each state holds the config that it was trained with.
+torch.distributed.checkpoint (DCP) loads only the names that a rank asks for, and each rank saves
+its gradient state under names of its own. Functions here ask for the names of all ranks that wrote
+the checkpoint. Each state holds the config with which it was trained.
 
 Knows: DCP, configs. Does not know: what the state means.
 """
@@ -26,9 +26,9 @@ _RANK_KEY = re.compile(r"rank\d+of\d+")
 
 
 def rank_key(rank: int, world_size: int) -> str:
-    """Return a name for state of one rank alone: DCP stores equal names of all ranks once.
+    """Return a name for state of one rank alone, because DCP stores equal names of all ranks once.
 
-    Where a checkpoint has no such name, DCP's "Missing key" ends with what to do.
+    The name ends with advice, which DCP's error "Missing key" shows if a checkpoint lacks the name.
     """
     return f"rank{rank}of{world_size}{_HINT}"
 
@@ -39,23 +39,24 @@ def self_rank_key() -> str:
 
 
 def by_short_key(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return state by names of ranks such as rank0of4. Raises ValueError: other names."""
+    """Return state by names of ranks such as rank0of4. Raises ValueError at other names."""
     short = {str(key).removesuffix(_HINT): value for key, value in state.items()}
     check_names(short, "state of ranks", [key for key in short if _RANK_KEY.fullmatch(key)])
     return short
 
 
 def by_rank_key(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return state under names as `rank_key` has them; it undoes `by_short_key`."""
+    """Return state under the names of `rank_key`: the inverse of `by_short_key`."""
     return {f"{key}{_HINT}": value for key, value in state.items()}
 
 
 def check_names(
     state: object, what: str, known: Sequence[str] | None = None, needed: str | None = None
 ) -> None:
-    """Raise ValueError unless `state` is a mapping of known names, with the needed one.
+    """Raise ValueError unless `state` is a mapping of known names that has the needed name.
 
-    Args: what: beginning of the message.  known: names; None is all.  needed: one of them.
+    Args: what: beginning of the error's message.  known: allowed names; None: all.  needed: a name
+        that must be there.
     """
     if not isinstance(state, Mapping):
         raise ValueError(f"{what}: expected what state_dict() returned, got {state!r:.80}")
@@ -67,19 +68,19 @@ def check_names(
 
 
 def with_config(state: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Return the state of a run with the config that it is trained with, as text."""
+    """Return the state of a run, with the text of the config with which it is trained."""
     return dict(state) | {CONFIG: config_text(config)}
 
 
 def without_config(
     state: Mapping[str, Any], config: Config, *, allow_changed_config: bool
 ) -> dict[str, Any]:
-    """Return the state of a run without its config, after a check that this is the same one.
+    """Return the state of a run without its config, after a check that the config is the same.
 
-    Where a changed config is allowed, error bounds and thresholds are found anew, residuals of rows
-    are forgotten, and extensions begin anew.
+    If a changed config is allowed and the config changed, error bounds and thresholds are found
+    anew, residuals of rows are forgotten, and extensions begin anew.
 
-    Raises: ValueError: the state is of another config; it names what has changed.
+    Raises: ValueError: the state is of another config; the error names what has changed.
     """
     check_names(state, "state")
     state = dict(state)
@@ -107,7 +108,7 @@ def _without(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 def load_of_all_ranks(checkpoint_id: str | Path, key: str) -> dict[str, Any]:
     """Load everything under `key` in a checkpoint, nested as it was saved. Collective.
 
-    Raises: ValueError: there is nothing of that name.
+    Raises: ValueError: the checkpoint has nothing under that name.
     """
     # A third of what `import trec_qcomm` would take, and few resume with other ranks.
     from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -123,7 +124,7 @@ def load_of_all_ranks(checkpoint_id: str | Path, key: str) -> dict[str, Any]:
         if isinstance(stored, TensorStorageMetadata):
             wanted[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
     if not wanted:
-        raise ValueError(f"{checkpoint_id}: nothing is saved under {key!r}")
+        raise ValueError(f"{checkpoint_id}: nothing is saved under {key!r}; give the saved name")
     load(wanted, checkpoint_id=checkpoint_id)
     state: dict[str, Any] = {}
     for name, value in wanted.items():
@@ -136,7 +137,7 @@ def load_of_all_ranks(checkpoint_id: str | Path, key: str) -> dict[str, Any]:
 
 
 class Resumable:
-    """Base of what users save in checkpoints, and load with another number of ranks."""
+    """Base of objects that users save in checkpoints and load with another number of ranks."""
 
     load_state_dict: Callable[..., None]
 
@@ -152,13 +153,13 @@ class Resumable:
             dcp.load({"model": model_state}, checkpoint_id=folder)    # without this object's state
             qcomm.load_resized(folder)
 
-        Steps go on. What codecs of dense gradients kept back goes on as the config's `on_resize`
-        says. Error bounds and thresholds are found anew.
+        Steps go on. The config's `on_resize` says what happens to residuals of dense gradients.
+        Error bounds and thresholds are found anew.
 
         Args:
             checkpoint_id: folder of the checkpoint.
-            key: the name that this object was saved under.
-            allow_changed_config: whether it may be of another config.
+            key: name under which this object was saved.
+            allow_changed_config: whether the checkpoint may be of another config.
 
         Raises: ValueError: nothing was saved under the key, or the state is of another model or
             config.

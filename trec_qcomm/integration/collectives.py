@@ -1,7 +1,7 @@
 """EmbeddingCollectives: the collectives that send embedding rows, of all modules of a session.
 
-A resharded module makes its collectives anew. They go on where those of the same names were: step,
-traffic and tolerances belong to names, not to objects.
+A resharded module makes its collectives anew. A new collective goes on where the old one of the
+same name was: step, traffic and tolerances belong to names, not to objects.
 
 Knows: config, comm.rows. Does not know: TorchRec, gradients of replicated parameters.
 """
@@ -32,7 +32,7 @@ class EmbeddingCollectives:
     """Collectives of embedding rows, by module and by name, with the state that outlives a step."""
 
     def __init__(self, config: Config, extensions: Mapping[str, Extension]) -> None:
-        """Begin without modules. Args: extensions: the session's, which may grow later."""
+        """Begin without modules. Args: extensions: the session's list, which may grow later."""
         self._config, self._extensions = config, extensions
         self.rules = CurrentRules(config)
         self._by_module: dict[str, dict[str, RowCollective]] = {}  # then by name
@@ -52,7 +52,7 @@ class EmbeddingCollectives:
                 yield module, collective
 
     def add_module(self, module: str) -> None:
-        """Add a module without collectives. Raises ValueError: it is there already."""
+        """Add a module without collectives. Raises ValueError if the module is there already."""
         if module in self._by_module:
             raise ValueError(
                 f"{module!r} is sharded already; one QComm serves one model, "
@@ -74,13 +74,13 @@ class EmbeddingCollectives:
         """Make a collective with the codecs of the config.
 
         Args:
-            module: the module it belongs to, which was added before
+            module: path of its module, which was added before
             name: key of its noise; a second collective of that name takes over step and traffic
-            intra: whether it is the hop inside a node, which the rules' `intra` codes
-            transform_of: function that makes what changes the collective's rows before they are
-                encoded, where this kind of collective can have it
-        Raises: ValueError: no pattern matches a table, error_feedback where it cannot be, or rows
-            that an extension does not take.
+            intra: whether it is the hop inside a node, which has the codecs of the rules' `intra`
+            transform_of: function that makes the transform of the collective's rows, if this kind
+                of collective can have one
+        Raises: ValueError: a table that no pattern matches, error_feedback where it is impossible,
+            or rows that an extension does not take.
         """
         tables = layout.tables()
         for extension in self._extensions.values():
@@ -138,15 +138,15 @@ class EmbeddingCollectives:
     def use_codecs(self, changes: CodecChanges) -> None:
         """Change codecs of some tables for good. All ranks must call it between the same steps.
 
-        The next step is the first that they code. Modules that are resharded keep them.
+        The new codecs are used from the next step on. Modules that are resharded keep them.
 
         Args: changes: {table: {"forward": codec, "backward": codec}}, or one of the two.
-        Raises: ValueError: a table that is not exchanged here, or codecs that it may not have;
-            then nothing is changed.
+        Raises: ValueError: a table that is not exchanged here, or codecs that a table may not have.
+            Then nothing is changed.
         """
         unknown = sorted(set(changes) - set(self.tables()))
         if unknown:
-            raise ValueError(f"no collective sends table {', '.join(unknown)}")
+            raise ValueError(f"no collective sends {', '.join(unknown)}; tables: {self.tables()}")
         before = self.rules.changes
         self.rules.change(changes)
         try:
@@ -170,7 +170,7 @@ class EmbeddingCollectives:
                         collective.tolerances = tolerances  # else they are an extension's
 
     def load_codecs(self, changes: CodecChanges) -> None:
-        """Use codecs that tables had when state was saved; the model may not be sharded yet.
+        """Use the codecs that tables had when state was saved. The model may be sharded later.
 
         Args: changes: {table: {direction: codec}} in place of the config's.
         """
@@ -178,14 +178,14 @@ class EmbeddingCollectives:
         self._follow_rules(changes)
 
     def tables(self) -> list[str]:
-        """Return the tables that are sent, sorted."""
+        """Return the names of the tables whose rows are sent, sorted."""
         return sorted({table for c in self for table in c.layout.tables()})
 
     @contextmanager
     def exact_tables(
         self, tables: Iterable[str], *, evaluation: int | None = None
     ) -> Iterator[None]:
-        """Send the rows of some tables exactly inside the block; see RowCollective.replacing."""
+        """Send the rows of some tables exactly inside the block, by RowCollective.replacing."""
         exact = set(tables)
         with ExitStack() as stack:
             for collective in self:
@@ -215,7 +215,7 @@ class EmbeddingCollectives:
         return max(counted, default=self._loaded_steps.get(module, 0))
 
     def forward_tolerances(self, tables: Iterable[str]) -> dict[str, float]:
-        """Return the forward codec's tolerance in the next step, of the tables that have one."""
+        """Return each table's forward tolerance in the next step, where its codec has one."""
         given = {table: self.rules.rule_for(table).forward.tolerance for table in sorted(tables)}
         current = {table: tolerance for table, tolerance in given.items() if tolerance is not None}
         for key, tolerances in self._tolerances.objects.items():
@@ -225,16 +225,17 @@ class EmbeddingCollectives:
     def state_dict(self) -> dict[str, Any]:
         """Return {"steps": {module: number}, "params": {rank: {collective: {table: ...}}}}.
 
-        Steps are calls with gradients so far. They seed stochastic rounding and drive schedules,
-        and do not depend on the plan, so that a run may be resumed under another. "params" is there
-        where error bounds or thresholds are found while training. These are each rank's own, so
-        under another plan or world size they are found anew. So are "row_residuals", which are
-        there where a rule has error_feedback: {rank: {collective: {direction: {table: ...}}}}.
+        Steps are calls with gradients so far. They seed stochastic rounding and drive schedules.
+        They do not depend on the plan, so a run may be resumed under another plan.
+
+        "params" is there if error bounds or thresholds are found while training. "row_residuals" is
+        there if a rule has error_feedback: {rank: {collective: {direction: {table: ...}}}}. Both
+        are each rank's own, so they begin anew under another plan or world size.
 
         The counts are int64 tensors: torch.distributed.checkpoint 2.13 does not load plain
         numbers that are nested beside sharded tensors ("Missing key").
-        Raises: CorruptFrameError: a frame in a GPU's memory was wrong. That is found late, and no
-            state is returned that was trained with it.
+        Raises: CorruptFrameError: a frame in a GPU's memory was wrong. This is found late, and no
+            state is returned that was trained with such a frame.
         """
         for collective in self:
             collective.checks.raise_found(wait=True)
@@ -243,16 +244,16 @@ class EmbeddingCollectives:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps of the module with most of them, also where it is loaded and not made."""
+        """Number of steps of the module that has most, among modules that were made or loaded."""
         return max([*self._loaded_steps.values(), *(c.step for c in self)], default=0)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`.
 
-        Before the model is sharded its modules are unknown; then `check_loaded_names` raises that
-        they differ.
+        Before the model is sharded its modules are unknown. Then `check_loaded_names` later raises
+        the error.
 
-        Raises: ValueError: it names a module that the model does not have.
+        Raises: ValueError: `state` names a module that the model does not have.
         """
         check_names(state["steps"], "state: steps")
         steps = {str(name): int(step) for name, step in state["steps"].items()}
@@ -266,7 +267,7 @@ class EmbeddingCollectives:
                 collective.step = steps.get(module, 0)
 
     def check_loaded_names(self) -> None:
-        """Raise ValueError where loaded state names a module that the model does not have."""
+        """Raise ValueError if loaded state names a module that the model does not have."""
         self._check_names(self._loaded_steps)
 
     def _check_names(self, steps: Iterable[str]) -> None:

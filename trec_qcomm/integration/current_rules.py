@@ -15,10 +15,10 @@ CodecChanges = Mapping[str, Mapping[Direction, Codec]]  # by table
 
 
 class CurrentRules:
-    """Rules by which tables are coded now: the config's, and changes of their codecs.
+    """Rules by which tables are coded now: the config's rules, with changes of codecs.
 
     Args: config: settings that hold where nothing was changed.
-    Attributes: changes: codecs in place of the config's.
+    Attributes: changes: codecs that replace the config's codecs.
     """
 
     def __init__(self, config: Config) -> None:
@@ -26,16 +26,16 @@ class CurrentRules:
         self.changes: CodecChanges = {}
 
     def rule_for(self, table: str) -> TableRule:
-        """Return the rule that holds for a table now. Raises ValueError where none matches."""
+        """Return the rule that holds for a table now. Raises ValueError if no rule matches."""
         configured = self._config.rule_for(table)
         changes = self.changes.get(table)
         return changed_rule(configured, changes) if changes else configured
 
     def change(self, changes: CodecChanges) -> None:
-        """Change codecs of some tables, until they are changed again.
+        """Change codecs of some tables, until the next change.
 
-        Raises: ValueError: a direction that is none, or codecs that no rule may have. Then nothing
-            is changed.
+        Raises: ValueError: an unknown direction, or codecs that no rule may have. Then nothing is
+            changed.
         """
         updated = dict(self.changes)
         for table, codecs in changes.items():
@@ -51,11 +51,11 @@ class CurrentRules:
 
 
 def changed_rule(configured: TableRule, codecs: Mapping[Direction, Codec]) -> TableRule:
-    """Return a rule with other codecs, and with what still fits of the rest.
+    """Return a rule with other codecs, and with the other settings that still fit.
 
     - `schedule`, `classes` and `refresh` set the tolerance of the configured forward codec, and
-      hold for it alone.
-    - The hop inside a node keeps its codecs until the rule's become exact: then it is exact, too.
+      hold only for this codec.
+    - The hop inside a node keeps its codecs, but becomes exact if the rule's codecs become exact.
 
     Args: codecs: {"forward" or "backward": codec}.
     Raises: ValueError: codecs that do not fit each other.

@@ -1,4 +1,4 @@
-"""The replicated parts of a model: all-reduced as the config says, or by DDP, and counted.
+"""All-reduce the replicated parts of a model as the config says, or by DDP, and count the bytes.
 
 Knows: TorchRec's wrapper, DDP, the session. Does not know: codecs, algorithms.
 """
@@ -26,7 +26,7 @@ from trec_qcomm.integration.session import Session
 
 
 class CountedDataParallelWrapper(DefaultDataParallelWrapper):
-    """TorchRec's default wrapper, which also takes over or counts what DDPs all-reduce.
+    """TorchRec's default wrapper, which also takes over or counts the all-reduces of DDPs.
 
     There is a DDP for the replicated part, and one for each lookup of DATA_PARALLEL tables.
     """
@@ -35,7 +35,7 @@ class CountedDataParallelWrapper(DefaultDataParallelWrapper):
         """Make a wrapper with TorchRec's options.
 
         Args: options: keyword arguments of TorchRec's wrapper.
-        Raises: ValueError: the config has `dense`, and options an allreduce_comm_precision.
+        Raises: ValueError: the config has `dense` and the options have allreduce_comm_precision.
         """
         super().__init__(**options)
         self._session = session
@@ -47,13 +47,15 @@ class CountedDataParallelWrapper(DefaultDataParallelWrapper):
             )
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        """Wrap the replicated part, then take over or count what every DDP all-reduces.
+        """Wrap the replicated part, then take over or count the all-reduces of every DDP.
 
-        Raises: ValueError: a config pattern that matches none of the model's tables; sharded
-            tables, none of them by sharders of this QComm, although the config has rules for them;
-            a path of the plan that the model does not have, or whose module has no sharder, so that
-            TorchRec would replicate it in silence; a PECEmbeddingCollection around our sharder; a
-            pattern of `debug` that matches no table and no dense parameter.
+        Raises: ValueError: one of these:
+            - a pattern of the config matches no table of the model
+            - the config has rules for tables, but no sharder of this QComm sharded any table
+            - a path of the plan is not in the model, or its module has no sharder, so that TorchRec
+              would replicate it in silence
+            - a PECEmbeddingCollection is around our sharder
+            - a pattern of `debug` matches no table and no dense parameter
         """
         _check_all_sharded(dmp)
         for module in dmp.modules():

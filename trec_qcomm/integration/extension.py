@@ -1,8 +1,8 @@
-"""Extension: what an optional part of a training adds to a session; ext/ and lab/ have them.
+"""Extension: what an optional part of a training adds to a session; ext/ and lab/ have extensions.
 
-A section of a config makes one (`config.section.Section.extension`), and so may a method of QComm
-that belongs to a tool. The session calls its extensions at the places below and knows nothing else
-of them.
+A section of a config makes an extension (`config.section.Section.extension`). A method of QComm
+that belongs to a tool may make one, too. The session calls the methods below and knows nothing else
+of its extensions.
 
 Knows: collectives of rows, all-reduces of gradients. Does not know: what any extension does.
 """
@@ -19,11 +19,11 @@ from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
 
 
 class Extension:
-    """Base of extensions; each method does nothing unless a subclass has it.
+    """Base of extensions. Each method does nothing unless a subclass overrides it.
 
     Attributes:
-        traffic: counter of what the extension sends, part of the session's statistics; None: it
-            sends nothing.
+        traffic: counter of the bytes that the extension sends, part of the session's statistics;
+            None: it sends nothing.
     """
 
     traffic: Traffic | None = None
@@ -31,13 +31,13 @@ class Extension:
     def check_tables(
         self, tables: Iterable[str], dtype: torch.dtype, device: torch.device | None = None
     ) -> None:
-        """Raise ValueError where the extension does not take rows of these tables.
+        """Raise ValueError if the extension does not take rows of these tables.
 
         Args: dtype: dtype of the rows.  device: device of the module, where it is known.
         """
 
     def changes_of(self, rules: Mapping[str, TableRule]) -> Iterator[CodecChanges]:
-        """Yield the changes of codecs that the extension may ask for later, all in all.
+        """Yield all changes of codecs that the extension may ask for later.
 
         Args: rules: {table: rule of the config}.
         """
@@ -46,21 +46,21 @@ class Extension:
     def add_collective(self, collective: RowCollective, module: str) -> None:
         """Learn of a new collective, and add observers to it. Args: module: path of its module.
 
-        Raises: ValueError: it cannot be observed.
+        Raises: ValueError: the collective cannot be observed.
         """
 
     def add_gradients(self, name: str, gradients: GradientAllReduce) -> None:
-        """Learn of an all-reduce that was registered. Args: name: "dense", or of another one."""
+        """Learn of an all-reduce that was registered. Args: name: its name, such as "dense"."""
 
     def in_summary(self) -> str:
-        """Return what is to be told below the table of `QComm.summary`; empty: nothing."""
+        """Return text to show below the table of `QComm.summary`; may be empty."""
         return ""
 
     def check_names(self) -> None:
-        """Raise ValueError at a name that the model does not have; all of it is wrapped now."""
+        """Raise ValueError at a name that the model, which is wrapped now, does not have."""
 
     def check_step(self, step: int) -> None:
-        """Raise ValueError in training without a call that the extension needs.
+        """Raise ValueError in a training that lacks a call that the extension needs.
 
         Args: step: number of the collective's step that begins.
         """

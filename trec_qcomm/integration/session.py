@@ -1,7 +1,7 @@
 """Session: what all parts of one user's QComm share: config, collectives, counters and state.
 
-Knows: config, collectives of rows, all-reduces of gradients. Does not know: TorchRec, which is the
-business of embedding/ (sharders, shardings, dists) and of ddp.py.
+Knows: config, collectives of rows, all-reduces of gradients. Does not know: TorchRec, which only
+embedding/ (sharders, shardings, dists) and ddp.py know.
 """
 
 import logging
@@ -40,12 +40,15 @@ _log = logging.getLogger(__name__)
 class Session:
     """Shared state of one QComm.
 
-    `exact` is what `QComm.bypass` sets: while it is True, collectives send float32. `packs_ids`
-    tells whether ids are sent packed, `merges_bags` whether equal bags are sent once and empty rows
-    of row-wise tables not at all, `is_wrapped` whether a wrapper of this QComm has wrapped the
-    model, `is_training` whether the latest batch of ids came with gradients on. `pg` are the ranks
-    of the modules, None before one is sharded. `scaler` is QComm.scaler. `state` has what
-    extensions keep in checkpoints, by name.
+    Attributes:
+        exact: whether collectives send float32; `QComm.bypass` sets it.
+        packs_ids: whether ids are sent packed.
+        merges_bags: whether equal bags are sent once, and empty rows of row-wise tables left out.
+        is_wrapped: whether a wrapper of this QComm has wrapped the model.
+        is_training: whether the latest batch of ids came with gradients on.
+        pg: the ranks of the modules; None before a module is sharded.
+        scaler: QComm.scaler.
+        state: objects whose state checkpoints keep for extensions, by name.
     """
 
     def __init__(self, config: Config) -> None:
@@ -86,10 +89,10 @@ class Session:
     def extend(self, name: str, extension: Extension) -> None:
         """Add an extension, which learns of all collectives and all-reduces, now and later.
 
-        Raises: ValueError: there is one of that name already.
+        Raises: ValueError: there is an extension of that name already.
         """
         if self.extensions.get(name, extension) is not extension:
-            raise ValueError(f"extension {name!r}: there is one of that name already")
+            raise ValueError(f"extension {name!r}: there is one of that name already; rename it")
         self.extensions[name] = extension
         for module, collective in self.collectives.by_module():
             extension.add_collective(collective, module)
@@ -104,7 +107,7 @@ class Session:
         ids: str | None,
         bags: str | None,
     ) -> None:
-        """Change codecs from the next step on; see QComm.use_codecs."""
+        """Change codecs from the next step on, as QComm.use_codecs says."""
         check_choice("ids", ids, (None, "packed", "exact"))
         check_choice("bags", bags, (None, "distinct", "all"))
         self.collectives.use_codecs(tables)
@@ -130,8 +133,8 @@ class Session:
     def add_module(self, pg: dist.ProcessGroup, module: str, names: Iterable[str]) -> None:
         """Add a module and its tables. Collective, so call it in the same order on all ranks.
 
-        Raises: ValueError: ranks whose configs differ, a table that no pattern matches, or a
-            module of that name that is there already.
+        Raises: ValueError: ranks whose configs differ, a table that no pattern matches, or a second
+            module of that name.
         """
         names = sorted(names)
         ours = flat_config(self.config) | {f"table {name!r}": "sharded" for name in names}
@@ -145,7 +148,7 @@ class Session:
         self._patterns_checked = False
 
     def merge_pause(self, name: str, pg: dist.ProcessGroup) -> MergePause:
-        """Return the pause of a sharding's search for equal bags; the same for the same name."""
+        """Return the pause of a sharding's search for equal bags; equal names share a pause."""
         if name not in self._pauses.objects:
             self._pauses[name] = MergePause(pg, lambda: self.is_training)
         return self._pauses.objects[name]
@@ -153,8 +156,8 @@ class Session:
     def check_patterns(self) -> None:
         """Raise ValueError at a pattern without a table, or at loaded state without its module.
 
-        Call it once the whole model is sharded. In a model without sharded tables, `*` alone may
-        match none.
+        Call this once the whole model is sharded. Without sharded tables, only the pattern `*` may
+        match no table.
         """
         if not self._patterns_checked:
             patterns = {pattern for rule in self.config.embedding for pattern in rule.tables}
@@ -227,7 +230,7 @@ class Session:
             extension.check_names()
 
     def check_step(self, step: int) -> None:
-        """Raise ValueError in training without a call that an extension needs.
+        """Raise ValueError in a training that lacks a call that an extension needs.
 
         Args: step: number of the collective's step that begins.
         """
@@ -267,13 +270,13 @@ class Session:
                 extension.traffic.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the embedding collectives, and under "gradients", "merge_pauses" and
-        "state" that of all-reduces, of searches for equal bags, and of extensions by name.
+        """Return the state of the embedding collectives and of the other parts of the session.
 
-        "config" is the config as text.
+        "gradients" is the state of the all-reduces, "merge_pauses" that of searches for equal bags,
+        "state" that of extensions by name. "config" is the config as text.
 
-        Raises: CorruptFrameError: a frame in a GPU's memory was wrong. That is found late, and no
-            state is returned that was trained with it.
+        Raises: CorruptFrameError: a frame in a GPU's memory was wrong. This is found late, and no
+            state is returned that was trained with such a frame.
         """
         state = self.collectives.state_dict()
         for states in (self._gradients, self._pauses, self.state):
@@ -283,9 +286,9 @@ class Session:
     def load_state_dict(self, state: dict[str, Any], *, allow_changed_config: bool = False) -> None:
         """Continue from `state`.
 
-        Args: allow_changed_config: whether it may be of another config.
-        Raises: ValueError: it is no such state, of another config, or names a module that the model
-            does not have; before the model is sharded, the first forward raises the last.
+        Args: allow_changed_config: whether the state may be of another config.
+        Raises: ValueError: no such state, the state of another config, or a module that the model
+            does not have. If the model is not sharded yet, the first forward raises the last error.
         """
         state = without_config(state, self.config, allow_changed_config=allow_changed_config)
         names = ("steps", "params", "gradients", "row_residuals", "merge_pauses", "state")

@@ -1,9 +1,9 @@
-"""NamedStates: what checkpoints keep of objects that are made once the model is sharded.
+"""NamedStates: the state of objects that are made once the model is sharded, for checkpoints.
 
-State may be loaded before or after an object of its name is there: what was loaded for a name waits
-for its object.
+State may be loaded before or after its object is there. State that was loaded for a name waits for
+the object of that name.
 
-Knows: names of ranks in checkpoints. Does not know: whose state it is.
+Knows: names of ranks in checkpoints. Does not know: what the state means.
 """
 
 from collections.abc import Mapping
@@ -18,23 +18,23 @@ from trec_qcomm.integration.checkpoint import (
 
 
 class Stateful(Protocol):
-    """Thing whose state checkpoints keep."""
+    """Object whose state checkpoints keep."""
 
     def state_dict(self) -> Any:
-        """Return what a resumed run needs, as torch.distributed.checkpoint can hold it."""
+        """Return what a resumed run needs, in a form that torch.distributed.checkpoint can hold."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Continue from a `state_dict`; {}: begin anew. Raises ValueError: no such state."""
+        """Continue from a `state_dict`, or begin anew for {}. Raises ValueError at other state."""
 
 
 S = TypeVar("S", bound=Stateful)
 
 
 class NamedStates(Generic[S]):
-    """Objects by name, and what was loaded for names that nobody has yet.
+    """Objects by name, and state that was loaded for names without an object.
 
     Args:
-        key: name of all of them in the state.
+        key: name of all these objects in the state.
         of_rank: whether each rank has state of its own, which is not for other ranks.
     """
 
@@ -44,14 +44,16 @@ class NamedStates(Generic[S]):
         self.loaded: dict[str, Any] = {}  # for names without an object
 
     def __setitem__(self, name: str, stateful: S) -> None:
-        """Keep the state of an object from now on; it gets what was loaded for its name."""
+        """Keep the state of an object from now on. The object gets state loaded for its name."""
         self.objects[name] = stateful
         if name in self.loaded:
             stateful.load_state_dict(self.loaded.pop(name))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return {key: {name: state}}, with the rank's name in between where ranks differ; {}:
-        there is no state."""
+        """Return {key: {name: state}}, or {} without any state.
+
+        If `of_rank`, the rank's name stands between key and names.
+        """
         made = {name: stateful.state_dict() for name, stateful in self.objects.items()}
         states = {n: state for n, state in made.items() if not isinstance(state, dict) or state}
         if not states:
@@ -59,9 +61,9 @@ class NamedStates(Generic[S]):
         return {self._key: {self_rank_key(): states} if self._of_rank else states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`, of which only what is under the key is read.
+        """Continue from the part of `state` under the key.
 
-        Raises: ValueError: it is no mapping of names.
+        Raises: ValueError: that part is no mapping of names.
         """
         states = state.get(self._key, {})
         check_names(states, f"state: {self._key}")

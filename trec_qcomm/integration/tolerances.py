@@ -1,8 +1,8 @@
 """Tolerances of forward codecs while training, table by table.
 
-Sections of a table's rule set them: an error bound may follow a schedule and the table's class, a
-threshold a quantile of the rows. Each sender has tolerances of its own: a segment carries what its
-receiver needs, so ranks may differ.
+Sections of a table's rule set them. An error bound may follow a schedule and the table's class. A
+threshold may follow a quantile of the rows. Each sender has its own tolerances: ranks may differ,
+because a segment carries what its receiver needs.
 
 Knows: rules of the config, their sections. Does not know: what a section does, TorchRec, frames.
 Shapes: T tables of one collective.
@@ -23,9 +23,10 @@ State = dict[str, Tensor]
 
 
 class TableTolerance:
-    """Base of what sets the tolerance of one table's forward codec, step by step.
+    """Base of what sets the tolerance of one table's forward codec in each step.
 
-    Several of a table act one after the other. A subclass has what it needs of the methods.
+    If a table has several, they act one after the other. A subclass overrides the methods that it
+    needs.
     """
 
     def is_due(self, step: int) -> bool:
@@ -36,7 +37,7 @@ class TableTolerance:
         """Look at all rows [n > 0, D] of the table that this rank sends in a step."""
 
     def tolerance(self, given: float, step: int) -> float:
-        """Return the tolerance in a step. Args: given: what it would be without this one."""
+        """Return the tolerance in a step. Args: given: the tolerance without this object."""
         return given
 
     def state_dict(self) -> State:
@@ -44,7 +45,7 @@ class TableTolerance:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a `state_dict`. Raises ValueError: no such state."""
+        """Continue from a `state_dict`. Raises ValueError at other state."""
 
 
 class ForwardTolerances:
@@ -64,7 +65,7 @@ class ForwardTolerances:
 
     @property
     def changes(self) -> bool:
-        """Whether any tolerance ever differs from the config's."""
+        """Whether a tolerance may ever differ from the config's."""
         return any(self._parts.values())
 
     def tolerances(self, step: int) -> Tensor:
@@ -87,7 +88,7 @@ class ForwardTolerances:
         return tolerances
 
     def observe(self, step: int, values: Tensor, placed: PlacedFrames) -> None:
-        """Measure the rows that are about to be sent, of tables that are due in this step. Slow.
+        """Measure the rows to send, of the tables that are due in this step. Slow.
 
         Args: step: number of the step.  values: buffer of the rows.  placed: the rows' places.
         """
@@ -112,7 +113,7 @@ class ForwardTolerances:
                 part.observe(rows, step)
 
     def state_dict(self) -> dict[str, State]:
-        """Return {table: numbers by name} of what tolerances are found by, on this rank."""
+        """Return {table: numbers by name}, from which this rank finds tolerances."""
         state: dict[str, State] = {}
         for table, parts in self._parts.items():
             for part in parts:
@@ -121,7 +122,7 @@ class ForwardTolerances:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`. Raises ValueError: no state of such a tolerance."""
+        """Continue from `state`. Raises ValueError if it is no state of these tolerances."""
         for table, parts in self._parts.items():
             kept = state.get(table, {})
             for part in parts:

@@ -1,8 +1,8 @@
 """Compile the CPU kernels that a config uses, before the first step needs them.
 
 Kernels are called with small data through the same bindings as in a step, so that numba compiles
-them for the same types. What depends on the plan (sums of row-wise tables, rows that are chosen) is
-compiled for every plan, as it takes little.
+them for the same types. Kernels that only some plans use (sums of row-wise tables, chosen rows) are
+always compiled, because they take little time.
 
 Knows: config, codecs, ops, frames. Does not know: TorchRec, process groups.
 """
@@ -40,12 +40,12 @@ _COMPILED = ("cast", "identity", "rowwise", "float6", "error_bounded")
 def jobs(
     config: Config, *, ids: torch.dtype = torch.int64, rows_dtype: torch.dtype = torch.float32
 ) -> list[Job]:
-    """Return what is to be compiled for a config.
+    """Return the jobs that compile a config's kernels.
 
     Args:
-        ids: dtype of the batches' values, int32 or int64. Lengths may be of either.
-        rows_dtype: dtype of the lookups' rows (`output_dtype`). For float16 and bfloat16, which
-            have the same kernels, these are compiled besides those for float32.
+        ids: dtype of the batches' values, int32 or int64. Lengths may have either.
+        rows_dtype: dtype of the lookups' rows (`output_dtype`). float16 and bfloat16 share kernels,
+            which are compiled besides the kernels for float32.
     Raises: ValueError: another dtype.
     """
     if rows_dtype not in VALUE_DTYPES:
@@ -76,10 +76,10 @@ def warm_up(
     ids: torch.dtype = torch.int64,
     rows_dtype: torch.dtype = torch.float32,
 ) -> int:
-    """Compile what a config uses and is not compiled yet. Return how many jobs were missing.
+    """Compile a config's kernels that are missing, and return how many jobs were missing.
 
-    It tells the log once, before it begins. No collective: ranks that share a folder of compiled
-    kernels share the work, whenever they come.
+    The log says so once, before the work begins. No collective: ranks that share a folder of
+    compiled kernels share the work, whenever they come.
 
     Args: ids, rows_dtype: arguments of `jobs`.
     """

@@ -1,10 +1,10 @@
-"""Decorators of the functions that numba compiles for the CPU: when first called, and kept on disk.
+"""Decorators for functions that numba compiles for the CPU when they are first called.
 
     @kernel         a function that Python calls
     @inner          one that only kernels call; `@inner(forceinline=True)` takes options of numba
 
-Compiled kernels are files in `cache.folder()`. An inner function is compiled into each kernel that
-calls it, without a file and without the code that takes Python objects, which saves compiling them.
+Compiled kernels are kept as files in `cache.folder()`. An inner function is compiled into each
+kernel that calls it. It has no file, and no code that takes Python objects, so it compiles faster.
 Called from Python it runs as plain Python.
 
 Knows: numba, files. Does not know: what kernels do.
@@ -31,7 +31,7 @@ def kernel(function: Function) -> Any:
 
 
 def inner(function: Function | None = None, **options: Any) -> Any:
-    """Compile a function into the kernels that call it. options: numba's."""
+    """Compile a function into the kernels that call it. Args: options: options of numba.jit."""
     if function is None:
         return lambda function: inner(function, **options)
     if "_nrt" in options:  # register_jitable does not pass it on

@@ -1,12 +1,12 @@
 """The folder of compiled kernels.
 
-It is the first of these that can be written: NUMBA_CACHE_DIR, __pycache__ of this package, the
-user's cache folder. Where none can, as in a container whose file system is read-only, it is a
-folder of this user under the one for temporary files, which takes over what a warm-up left in the
-others; and where that is not to be had, there is none, and each process compiles for itself.
+It is the first writable folder of NUMBA_CACHE_DIR, __pycache__ of this package, and the user's
+cache folder. If none can be written, as in a container with a read-only file system, it is a folder
+of this user among the temporary files. Kernels that a warm-up left in the other folders are then
+copied there. If that fails, too, each process compiles for itself.
 
-In it is a folder for each content of the source files: numba looks at a kernel's file, but not at
-the files of what it calls.
+The folder has a subfolder for each content of the source files, because numba checks a kernel's own
+file but not the files of the functions that it calls.
 """
 
 import functools
@@ -28,7 +28,7 @@ _PACKAGE = Path(__file__).parents[1]
 def folder() -> Path | None:
     """Return the folder of this version's compiled kernels, which exists; None where there is none.
 
-    Warns once where it is a temporary one or None.
+    Warns once if the folder is a temporary one or None.
     """
     name = f"trec_qcomm-{_digest()}"
     for base in _bases():

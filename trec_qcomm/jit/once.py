@@ -1,9 +1,10 @@
-"""Compile kernels once for all processes that share a folder, which share the work, too.
+"""Compile kernels once for all processes that share a folder, and share the work among them.
 
-The work is cut into jobs. A process takes a job that no other one holds, by a lock on a file in the
-folder, compiles, and leaves a mark. So two ranks of a host share the work, and both load all of it.
-The lock is the kernel's (flock), which frees it when its holder dies, however it dies. Nobody waits
-while it holds a lock, and nobody waits longer than PATIENCE_S for a holder that has stopped.
+The work is cut into jobs. A process locks a job that no other process holds, by a file in the
+folder. It compiles the job's kernels and leaves a mark. So two ranks of a host share the work, and
+both load all kernels. The operating system holds the lock (flock) and frees it when its holder
+dies, however it dies. No process waits while it holds a lock, and no process waits longer than
+PATIENCE_S for a holder that has stopped.
 
 Knows: files, locks. Does not know: what the jobs do.
 """
@@ -32,8 +33,8 @@ class Job:
     """Kernels that are compiled together.
 
     Args:
-        name: name that says what they are for; the same name, the same kernels.
-        run: function that calls them with small data.
+        name: name that says what the kernels are for; equal names mean equal kernels.
+        run: function that calls the kernels with small data.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Job:
 
 
 def missing(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs whose kernels are not in the folder; all of them where there is no folder."""
+    """Return the jobs whose kernels are not in the folder; all jobs where there is no folder."""
     folder = cache.folder()
     return [job for job in jobs if folder is None or not _mark(folder, job).exists()]
 
@@ -52,12 +53,12 @@ def compile_once(
     *,
     patience_s: float = PATIENCE_S,
 ) -> None:
-    """Compile what is missing, and return when all is there, whoever compiled it.
+    """Compile the kernels that are missing, and return when all are there, whoever compiled them.
 
     Args:
         on_job: function that is told of each job before this process compiles it.
-        patience_s: longest wait for other processes in seconds, counted from the last of our
-            jobs. What they have not finished then is compiled here, too.
+        patience_s: longest wait for other processes in seconds, counted from the last job of this
+            process. Jobs that they have not finished by then are compiled here, too.
     """
     if numba.config.DISABLE_JIT:
         return

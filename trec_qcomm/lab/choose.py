@@ -1,13 +1,13 @@
-"""Time what `auto` can choose from, on this machine and network, and print the table.
+"""Time the candidates of `auto` on this machine and network, and print the table.
 
 examples:
   torchrun --nproc-per-node 2 -m trec_qcomm choose
   torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint host0:29500 -m trec_qcomm choose \\
       --batch-size 2048 --dim 64 --sharding row_wise
 
-It trains a DLRM of the given sizes on random ids, which repeat as --zipf says, with the preset
-`auto` until that has chosen. In a training of your own the same preset does so in its first steps,
-on your model and ids; qcomm.summary() tells what it chose.
+It trains a DLRM of the given sizes with the preset `auto`, until `auto` has chosen. Ids are random
+and repeat as --zipf says. In your own training the same preset chooses in its first steps, on your
+model and ids. qcomm.summary() tells what it chose.
 """
 
 import argparse
@@ -149,7 +149,7 @@ def _tuned(options: argparse.Namespace) -> Tuned:
 
 
 def table(tuned: Tuned) -> str:
-    """Return what was timed, the fastest first, and what was chosen, as text."""
+    """Return the timed candidates as text, the fastest first, and the choice."""
     exact = tuned.seconds[Choice()]
     lines = [f"{'ms a step':>10} {'of exact':>9}  what is sent"]
     for choice, seconds in sorted(tuned.seconds.items(), key=lambda pair: pair[1]):

@@ -1,4 +1,4 @@
-"""What the command lines of tools share: their parsers, files to write, and how a mistake ends."""
+"""Parts that the command lines of tools share: parsers, files to write, exit after a mistake."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def parser_of(tool: str, description: str | None, **options: Any) -> argparse.ArgumentParser:
-    """Return a parser of `python -m trec_qcomm TOOL`, without arguments so far.
+    """Return a parser of `python -m trec_qcomm TOOL` without arguments.
 
     Args:
         description: text of --help, the docstring of the tool's module.
@@ -30,7 +30,7 @@ def run_tool(
 
     A mistake in the words, or in a file that they name, ends with status 2.
 
-    Args: words: the command line; None: this process's.  run: function of the parsed words.
+    Args: words: the command line; None: that of this process.  run: function of the parsed words.
     """
     arguments = parser.parse_args(words)
     try:

@@ -1,9 +1,9 @@
-"""Groups of adjacent segments: those that lie side by side in one matrix, to be visited together.
+"""Group segments that lie side by side in one matrix, so that kernels visit them together.
 
-In a [samples, columns] matrix the rows of one table are far apart (a page each, for 26 tables of 64
-columns), so a kernel that visits table after table gets nothing from the prefetcher. Visiting all
-tables of a row before the next row reads the matrix in its own order. A segment without such
-neighbours is a group of its own.
+In a [samples, columns] matrix the rows of one table are far apart: a page each, for 26 tables of 64
+columns. A kernel that visits table after table gets nothing from the prefetcher. Visiting all
+tables of a row before the next row reads the matrix in its own order. A segment without neighbours
+is a group by itself.
 """
 
 from trec_qcomm.jit import inner
@@ -28,7 +28,7 @@ def group_end(first, offsets, start, stride, dim):
 
 @inner
 def largest_group(offsets, start, stride, dim):
-    """Return the most segments that any group has, and the most rows over all its segments."""
+    """Return the most segments of any group, and the most rows over all segments of any group."""
     most_segments, most_rows, first = 0, 0, 0
     while first < start.size:
         end = group_end(first, offsets, start, stride, dim)

@@ -1,6 +1,6 @@
-"""Numbers of a few bits, packed one behind the other, lowest bits first: the definition, in torch.
+"""Pack numbers of a few bits without gaps, lowest bits first: the definition, in torch.
 
-Formats pack each row on its own: the last byte of a row is padded with 0.
+Formats pack each row by itself and pad its last byte with 0.
 Shapes: rows of n numbers of `width` bits, W = ceil(n * width / 8) bytes each.
 """
 

@@ -1,7 +1,7 @@
-"""Copies of arrays inside kernels.
+"""Copy arrays inside kernels.
 
-For `target[:] = source` numba compiles the text of an error, too, for arrays of different sizes:
-strings take it a second or two in every process that compiles such a kernel.
+For `target[:] = source` numba also compiles the text of an error for arrays of different sizes.
+That text takes a second or two in every process that compiles such a kernel.
 """
 
 from trec_qcomm.jit import inner

@@ -1,6 +1,6 @@
-"""Parts that Triton kernels share, and how kernels are launched.
+"""Launch Triton kernels, and functions that they share.
 
-Imports triton. `TRITON_INTERPRET=1`, set before that, runs the kernels on CPU tensors.
+Imports triton. `TRITON_INTERPRET=1`, set before the import, runs the kernels on CPU tensors.
 """
 
 from typing import Any
@@ -18,9 +18,9 @@ from trec_qcomm.core.transfer import download, upload
 def launch(
     kernel: Any, num_programs: int, *args: Any, num_warps: int = 4, **constants: Any
 ) -> None:
-    """Run `kernel` as a one-dimensional grid of `num_programs`; do nothing if that is 0.
+    """Run `kernel` as a one-dimensional grid of `num_programs`, if there are any.
 
-    Fused multiply-adds are off: they round once where reference.py rounds twice.
+    Fused multiply-adds are off, because they round once where reference.py rounds twice.
     """
     if num_programs:
         kernel[(num_programs,)](*args, **constants, num_warps=num_warps, enable_fp_fusion=False)
@@ -36,14 +36,14 @@ def new_vectors(
 ) -> tuple[Tensor, ...]:
     """Allocate vectors [size] in one piece, each at a multiple of 16 bytes.
 
-    Triton compiles a kernel anew for others, so a batch of another size would compile.
+    For other places Triton would compile a kernel anew, so a batch of another size would compile.
     """
     padded = -(-size * dtype.itemsize // 16) * 16 // dtype.itemsize
     return torch.empty(count, padded, dtype=dtype, device=device)[:, :size].unbind()
 
 
 def no_segment(device: torch.device) -> Tensor:
-    """Return [1] int32 of -1 (no segment is bad), which `note_first` writes to."""
+    """Return [1] int32 of -1 (no segment is bad), to which `note_first` writes."""
     return new_flag(device)
 
 
@@ -72,7 +72,7 @@ def power_of_two(n):
 
 @triton.jit
 def note_first(flag, bad, segment):
-    """Lower flag [1] to the first segment that is bad. -1 (none is) is the largest uint32."""
+    """Lower flag [1] to the first bad segment. -1 (none is bad) is the largest uint32."""
     if tl.max(bad.to(tl.int32), 0) > 0:
         first = tl.min(tl.where(bad, segment, 0x7FFFFFFF), 0)
         tl.atomic_min(flag.to(tl.pointer_type(tl.uint32)), first.to(tl.uint32))

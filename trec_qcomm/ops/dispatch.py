@@ -1,8 +1,8 @@
-"""Dispatch of ops: which backend a call runs on, the checks before it, and tensors for numba.
+"""Dispatch of ops: choose the backend of a call, check its arguments, and pass tensors to numba.
 
-All of it runs in every call of an op. So vectors with one number a segment are checked by compiled
-loops: on vectors this short they take less time than one call of numpy, and far less than one of
-torch.
+All of this runs in every call of an op. So vectors with one number a segment are checked by
+compiled loops. On vectors this short they take less time than one call of numpy, and far less than
+one of torch.
 """
 
 import importlib
@@ -31,9 +31,9 @@ _default: ContextVar[Backend | None] = ContextVar("default_backend", default=Non
 
 @contextmanager
 def default_backend(backend: Backend) -> Iterator[None]:
-    """Use this backend in all calls inside the `with` block that name none.
+    """Use this backend inside the `with` block in all calls that name none.
 
-    For tests and benchmarks, which call codecs and collectives and cannot name a backend there.
+    This is for tests and benchmarks: they call codecs and collectives, which take no backend.
     """
     token = _default.set(backend)
     try:
@@ -43,8 +43,9 @@ def default_backend(backend: Backend) -> Iterator[None]:
 
 
 def choose_backend(backend: Backend | None, values: Tensor) -> Backend:
-    """Return the backend to use: the one asked for, else that of `default_backend`, else the one
-    for the memory in which `values` lie.
+    """Return the backend to use.
+
+    It is the given one, else that of `default_backend`, else the one for the memory of `values`.
 
     Raises: ValueError: no such backend, or one that cannot read this memory.
     """
@@ -61,7 +62,7 @@ def choose_backend(backend: Backend | None, values: Tensor) -> Backend:
 def gpu_kernels(op: str) -> Any:
     """Import and return the module of an op's Triton kernels.
 
-    It is imported only when needed, because a machine without a GPU may have no triton.
+    The module is imported only when needed, because a machine without a GPU may have no triton.
 
     Args: op: the op's package, for example "trec_qcomm.ops.cast".
     Raises: ValueError: triton is not installed, or the op has no Triton kernels.
@@ -80,9 +81,9 @@ def gpu_kernels(op: str) -> Any:
 
 @cache
 def kernels_of(op: str, backend: Backend) -> Any:
-    """Import and return the module of an op's kernels. Args: op: see `gpu_kernels`.
+    """Import and return the module of an op's kernels. Args: op: the op's package.
 
-    The reference stays out of torch.compile's graphs: Inductor drops roundings to float16, and so
+    The reference stays out of torch.compile's graphs. Inductor drops roundings to float16, so it
     would write other bytes.
     """
     if backend == "gpu":
@@ -111,11 +112,9 @@ def check_buffers(
         values: the buffer whose rows are read or written.
         segments: which rows.
         payload: [W] uint8, in the same memory.
-        at, nbytes: [P S] int64 on CPU, where the bytes of each segment begin and how many there
-            are.
-        num_parts: P, number of times that the segments' bytes are there, one batch behind the
-            other.
-        dtypes: the dtypes that `values` may have.
+        at, nbytes: [P S] int64 on CPU, place and number of the bytes of each segment.
+        num_parts: P, number of parts that each have bytes of all segments, one after the other.
+        dtypes: allowed dtypes of `values`.
     Returns: the backend to use, from `choose_backend`.
     """
     segments.check_fits(values, dtypes)
@@ -144,9 +143,9 @@ def check_buffers(
 
 
 def num_parts_of(encoded: Encoded, segments: Segments, held_at: int = -1) -> int:
-    """Return how many parts of a sum there are: each has the bytes of all segments.
+    """Return the number of parts of a sum. Each part has the bytes of all segments.
 
-    Args: held_at: the place of what `out` holds among the terms of the sum, or -1.
+    Args: held_at: index, among the terms of the sum, of the rows that `out` holds, or -1.
     Raises: ValueError: no whole number of parts, or a place beyond them.
     """
     num_parts, rest = divmod(len(encoded.at), max(segments.num_segments, 1))
@@ -158,11 +157,11 @@ def num_parts_of(encoded: Encoded, segments: Segments, held_at: int = -1) -> int
 
 
 def check_sizes(encoded: Encoded, expected: Tensor) -> None:
-    """Raise CorruptFrameError at the first segment whose nbytes are not the expected ones.
+    """Raise CorruptFrameError at the first segment whose nbytes are not as expected.
 
     Every decoder of a fixed-size format calls this first.
 
-    Args: encoded: what is to be decoded.  expected: [S] int64.
+    Args: encoded: bytes to be decoded.  expected: [S] int64.
     """
     sizes = encoded.nbytes.numpy()
     wrong = sizes != expected.numpy()
@@ -174,7 +173,7 @@ def check_sizes(encoded: Encoded, expected: Tensor) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """Raise ValueError for a seed that is not 0 <= seed < 2^63."""
+    """Raise ValueError unless 0 <= seed < 2^63."""
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed: {seed} is not in 0..2^63 - 1")
 
@@ -187,7 +186,7 @@ def seed_halves(seed: int) -> tuple[Any, Any]:
 def arrays(*tensors: Tensor) -> tuple[Any, ...]:
     """Return the tensors as one-dimensional numpy arrays over the same memory.
 
-    Those of float16 and bfloat16 are arrays of their bits, uint16.
+    A tensor of float16 or bfloat16 gives an array of its bits, uint16.
     """
     return tuple(_array(t.detach() if t.requires_grad else t) for t in tensors)
 

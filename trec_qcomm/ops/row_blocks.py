@@ -1,8 +1,8 @@
 """Blocks of rows: how Triton kernels go through the rows of a batch of segments.
 
-A block is some rows of one segment, and a program takes one block. So whatever belongs to a segment
-is found once a program, and places within a block are 32-bit numbers. One launch takes 10,000
-segments of one row as well as one segment of a million. Imports triton.
+A block is some rows of one segment, and a program takes one block. So a program looks up its
+segment once, and places within a block are 32-bit numbers. One launch handles 10,000 segments of
+one row as well as one segment of a million rows. Imports triton.
 """
 
 # mypy: ignore-errors
@@ -26,18 +26,18 @@ _PER_WARP = 512  # of them, for each warp
 
 @dataclass(frozen=True, eq=False)
 class RowBlocks:
-    """A batch of segments whose vectors lie on the device, divided into blocks of rows.
+    """Batch of segments whose vectors lie on the device, divided into blocks of rows.
 
     Args:
         first: [S + 1] int64 on the device, the number of each segment's first block. A segment
             without rows has one block, too, for its header.
-        offsets: [S + 1] int64 on the device; offsets, start and stride are those of Segments.
+        offsets: [S + 1] int64 on the device; offsets, start and stride are fields of Segments.
         start, stride, at: [S] int64 on the device; `at` is where the segments' bytes begin.
         numbers: [S] int64 on the device, the number of each segment's first value.
         num_blocks: number of blocks of all segments.
         dim: D, values of a row.
-        constants: constants of kernels: a program holds up to BLOCK_ROWS rows of BLOCK_DIM values;
-            `segment_of` takes STEPS; rows begin at multiples of VECTOR values; WIDE says whether
+        constants: constants of kernels. A program holds up to BLOCK_ROWS rows of BLOCK_DIM values.
+            `segment_of` takes STEPS. Rows begin at multiples of VECTOR values. WIDE says whether
             places of values within a block may need more than 31 bits.
     """
 
@@ -82,18 +82,17 @@ class RowBlocks:
 
     @property
     def num_segments(self) -> int:
-        """Number of segments, S."""
+        """Number S of segments."""
         return self.start.numel()
 
     @property
     def layout(self) -> Sequence[Any]:
-        """Arguments that every kernel takes, in this order: first, offsets, start, stride, at,
-        num_segments, dim."""
+        """Arguments of every kernel: first, offsets, start, stride, at, num_segments, dim."""
         vectors = self.first, self.offsets, self.start, self.stride, self.at
         return *vectors, self.num_segments, self.dim
 
     def launch(self, kernel: Any, *args: Any, **constants: Any) -> None:
-        """Run a kernel over all blocks; it finds its own by `rows_of_program`."""
+        """Run a kernel over all blocks. A program finds its block by `rows_of_program`."""
         values = self.constants["BLOCK_ROWS"] * self.constants["BLOCK_DIM"]
         launch(
             kernel, self.num_blocks, *args, *self.layout, **constants, **self.constants,
@@ -106,9 +105,12 @@ def rows_of_program(
     first, offsets, start, stride, num_segments,
     STEPS: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Return the rows of this program: their segment, how many rows it has, the number of this
-    program's first one; where its values begin, and for each row, [BLOCK_ROWS]: whether there is
-    one, and how far its values are from there."""
+    """Return the rows of this program.
+
+    Returns: their segment; the segment's number of rows; the index of this program's first row; the
+        place of its first value; and for each row, [BLOCK_ROWS], whether it exists, and the
+        distance of its values from that place.
+    """
     block = tl.program_id(0)
     segment = segment_of(block, first, num_segments, STEPS)
     n = tl.load(offsets + segment + 1) - tl.load(offsets + segment)
@@ -123,8 +125,7 @@ def rows_of_program(
 
 @triton.jit
 def note_segment(flag, bad, segment):
-    """Lower flag [1] to this program's segment, if it is bad. -1 (none is) is the largest
-    uint32."""
+    """Lower flag [1] to this program's segment, if it is bad. -1 is the largest uint32."""
     if bad:
         tl.atomic_min(flag.to(tl.pointer_type(tl.uint32)), segment.to(tl.uint32), sem="relaxed")
 

@@ -1,8 +1,8 @@
 """Tiles of values: how Triton kernels go through lists of rows that differ in length.
 
-A list is rows of one length, for example those of a segment. A program takes a tile: BLOCK adjacent
-values of all lists laid end to end. So neither short rows nor short lists leave lanes idle.
-Imports triton.
+A list is rows of one length, for example the rows of a segment. All lists are laid end to end, and
+a program takes a tile, BLOCK adjacent values. So neither short rows nor short lists leave lanes
+idle. Imports triton.
 """
 
 import torch
@@ -17,16 +17,15 @@ _TILE = 2048  # values that one program holds, in groups of 4
 
 
 def vector_of(*numbers: Tensor) -> int:
-    """Return 4 where all of the numbers are multiples of 4, else 1: how many values to move at
-    once."""
+    """Return how many values to move at once: 4 if all numbers are multiples of 4, else 1."""
     return 1 if any(bool((n % 4).any()) for n in numbers) else 4
 
 
 def tiling(first: Tensor, vector: int, block: int = _TILE) -> tuple[int, dict[str, int]]:
-    """Return how many programs go through all values of lists, and the options of their kernel.
+    """Return the number of programs for all values of lists, and the options of their kernel.
 
     Args:
-        first: [L + 1] int64, where each list's values begin, and all end.
+        first: [L + 1] int64, where each list's values begin, and the end of all.
         vector: 4 or 1, a divisor of `first` and of the length of all rows.
         block: values of a tile where vector is 4, else a quarter of it.
     """
@@ -48,8 +47,8 @@ def tiles_of(segments: Segments, at: Tensor, device: torch.device) -> Tiles:
     """Upload a batch of segments, once for each `at`, and go through its values in tiles.
 
     Args: at: [S] int64 on CPU, where the segments' bytes begin.
-    Returns: on the device the first value's number [S + 1], start, stride and `at` [S]; then what
-        `tiling` returns.
+    Returns: on the device the number of each segment's first value [S + 1], start, stride and `at`
+        [S]; then the results of `tiling`.
     """
 
     def make() -> Tiles:

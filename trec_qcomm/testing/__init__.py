@@ -1,6 +1,6 @@
 """Conformance kit: checks that every codec must pass, and ranks to run collectives on.
 
-To test a codec of your own (core.codec.Codec says what one is):
+Test a codec of your own (core.codec.Codec says what a codec is) like this:
 
     from trec_qcomm.testing import check_codec, check_frame
 

@@ -57,8 +57,10 @@ def round_trip(codec: Codec, values: Tensor, segments: Segments, *, seed: int = 
 
 
 def awkward_rows(dim: int) -> Tensor:
-    """Return [n, dim] float32 rows that are hard to code: zeros of both signs, constants,
-    subnormals, extremes, NaN and inf."""
+    """Return [n, dim] float32 rows that are hard to code.
+
+    They have zeros of both signs, constants, subnormals, extremes, NaN and inf.
+    """
     tiny, huge = 1e-45, torch.finfo(torch.float32).max
     plain = torch.linspace(-1, 1, dim)
     rows = [torch.zeros(dim), -torch.zeros(dim), torch.full((dim,), 0.1), plain, -plain * 1e-30]
@@ -73,8 +75,11 @@ def awkward_rows(dim: int) -> Tensor:
 def datasets(dim: int) -> list[tuple[Tensor, Segments]]:
     """Return values and segments that tell kernels of a codec apart.
 
-    Awkward rows; rows of all scales, each of many magnitudes, in segments of one row; rows that lie
-    apart, with gaps of 3 and 4 values; any bits, in segments larger than one program's; no rows.
+    - awkward rows
+    - rows of all scales, each with many magnitudes, in segments of one row
+    - rows that lie apart, with gaps of 3 and 4 values
+    - random bits, in segments larger than one program of a GPU kernel handles
+    - no rows
     """
     generator = torch.Generator().manual_seed(dim)
     awkward, noise = awkward_rows(dim), torch.randn(20, dim, generator=generator)
@@ -95,11 +100,12 @@ def datasets(dim: int) -> list[tuple[Tensor, Segments]]:
 def check_codec(codec: Codec, *, dims: Sequence[int] = (1, 4, 7, 16, 64)) -> None:
     """Check the sizes, places, determinism and contract of a codec, on plain and awkward rows.
 
-    Sizes: never above `max_nbytes`, and exactly that if `fixed_size`. Places: strided rows are read
-    and written where they lie, nothing beside them is touched, and a segment decodes to the same
-    values alone and among others. Determinism: two encodings of the same rows are equal. Contract:
-    what core.codec.Contract says; NaN and inf arrive. Where the codec says that they do not
-    (`keeps_nonfinite`), it must be BIASED, and no other row may change.
+    - Sizes: never above `max_nbytes`, and exactly that if `fixed_size`.
+    - Places: strided rows are read and written where they lie, and nothing beside them is touched.
+      A segment decodes to the same values alone and among others.
+    - Determinism: two encodings of the same rows are equal.
+    - Contract: what core.codec.Contract says, and NaN and inf arrive. A codec that does not keep
+      them (`keeps_nonfinite`) must be BIASED, and they must not change other rows.
 
     A BOUNDED codec must have the attributes that `error_bounds` reads.
 
@@ -184,9 +190,9 @@ def _check_rows_alone(codec: Codec, rows: Tensor, decoded: Tensor) -> None:
 def error_bounds(codec: Codec, values: Tensor, segments: Segments) -> Tensor:
     """Return [S] float64, the error bound that a BOUNDED codec promises for each segment.
 
-    It is computed from two attributes of the codec. With `mode` "abs", `tolerance` is the bound
-    itself; with "rel", it is a fraction of max - min over the finite values of the segment, taken
-    in float64.
+    Two attributes of the codec give the bound. With `mode` "abs", `tolerance` is the bound itself.
+    With "rel", `tolerance` is a fraction of max - min over the segment's finite values, taken in
+    float64.
     """
     tolerance, mode = codec.tolerance, getattr(codec, "mode", None)
     assert tolerance is not None, f"{codec}: BOUNDED, without a bound"
@@ -204,8 +210,8 @@ def error_bounds(codec: Codec, values: Tensor, segments: Segments) -> Tensor:
 def max_error_in_bounds(codec: Codec, values: Tensor, decoded: Tensor, segments: Segments) -> float:
     """Return the largest error of any finite value, in units of its segment's bound; 0 / 0 is 0.
 
-    An error is |value - decoded|, taken in float64, where it is exact unless it is far below the
-    bound, or far above it.
+    An error is |value - decoded| in float64. That is exact unless the error is far below the bound
+    or far above it.
     """
     ratios = []
     for s, bound in enumerate(error_bounds(codec, values, segments).tolist()):

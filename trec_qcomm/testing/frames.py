@@ -1,4 +1,4 @@
-"""Checks of a codec's frames: one that is damaged is refused, whatever the damage.
+"""Checks of a codec's frames: a damaged frame is refused, whatever the damage.
 
 Knows: codecs, frames. Does not know: process groups.
 """
@@ -65,11 +65,11 @@ def check_frame(codec: Codec, *, dim: int = 7, num_mutations: int = 300) -> None
     """Check that damaged frames of a codec are refused, and that no payload makes it crash.
 
     Every truncated prefix, every flipped bit of the header and `num_mutations` random changes must
-    raise CorruptFrameError. Random payloads with a right checksum may also decode to something.
+    raise CorruptFrameError. A random payload with a right checksum may also decode to some values.
 
     Args: dim: values a row.  num_mutations: how many random changes.
-    Raises: AssertionError: a damaged frame was accepted. Whatever else the codec raises for damaged
-        bytes comes through as it is.
+    Raises: AssertionError: a damaged frame was accepted. Any other error that the codec raises for
+        damaged bytes is passed on.
     """
     generator = torch.Generator().manual_seed(2)
     rows = torch.randn(6, dim, generator=generator)
@@ -110,6 +110,6 @@ def _mutants(data: Tensor, num_random: int, generator: torch.Generator) -> Itera
 
 
 def reseal(data: Tensor) -> None:
-    """Correct the checksum of a changed frame. data: [W] uint8, W >= 32, a multiple of 8."""
+    """Correct the checksum of a changed frame. Args: data: [W] uint8, W >= 32, a multiple of 8."""
     checksum = frame.checksum(data).to_bytes(8, "little")
     data[24:32] = torch.frombuffer(bytearray(checksum), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Ranks for tests: processes that are joined by a gloo process group, and what they return.
+"""Run a function on several ranks for a test: processes that a gloo process group joins.
 
 Knows: processes, torch.distributed. Does not know: codecs, TorchRec.
 """
@@ -23,19 +23,20 @@ def run_ranks(
 ) -> list[Any]:
     """Call `fn(*args)` on `world_size` new processes joined by a gloo process group.
 
-    The processes are forked from a server, which the first call starts. It has imported this
-    package once and computed nothing: a new interpreter takes 4 s for that, a fork 20 ms. All ranks
-    inherit from the server, and so have in common: the seed of string hashes, numpy's global
-    generator, what a module read from the environment when it was imported, and where stdout goes.
-    The environment itself is the caller's. Ranks may use CUDA, as the server never asks for it.
+    The processes are forked from a server, which the first call starts. The server has imported
+    this package and computed nothing. A fork takes 20 ms, a new interpreter with this import 4 s.
+
+    All ranks inherit from the server: the seed of string hashes, numpy's global generator, what a
+    module read from the environment when it was imported, and where stdout goes. The environment
+    itself is the caller's. Ranks may use CUDA, because the server never asks for it.
 
     Args:
-        fn: a function of a module that the ranks can import (no lambda, no local function);
-            dist.get_rank() tells it its rank.
+        fn: function of a module that the ranks can import (no lambda, no local function). It asks
+            dist.get_rank() for its rank.
         world_size: how many ranks.
         args: arguments of `fn`, the same on each rank; they are pickled.
         timeout_s: limit in seconds for each collective, and for the wait for results.
-    Returns: what `fn` returned on each rank, in rank order; it is pickled, too.
+    Returns: the result of `fn` on each rank, in rank order; results are pickled, too.
     Raises: RuntimeError: a rank failed (its traceback is in the message), or the timeout passed.
     """
     context = mp.get_context("forkserver")
@@ -67,10 +68,10 @@ def run_ranks(
 
 
 def modules_to_preload() -> list[str]:
-    """Return what the server imports; what is not installed it leaves out.
+    """Return the modules that the server imports, if they are installed.
 
-    FBGEMM, which TorchRec imports, asks whether there is a GPU, and after that no fork can use one.
-    So where torch is built for CUDA, ranks that need TorchRec import it themselves.
+    TorchRec imports FBGEMM, which asks whether there is a GPU. After that no fork can use a GPU. So
+    where torch is built for CUDA, ranks that need TorchRec import it themselves.
     """
     may_have_gpu = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
     return [__name__] if may_have_gpu else [__name__, "trec_qcomm.qcomm"]

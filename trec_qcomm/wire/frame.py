@@ -1,7 +1,7 @@
 """Frames: what one rank sends one peer in one collective. FORMAT.md is the specification.
 
-Frames of several peers lie one after the other in one buffer and are handled in one call, in the
-memory of the host (cpu.py) or of a GPU (gpu.py, imported where it is needed).
+Frames of several peers lie one after the other in one buffer and are handled in one call. The
+buffer is in the memory of the host (cpu.py) or of a GPU (gpu.py, imported where it is needed).
 
 Knows: headers, segment tables, checksums. Does not know: codecs, tables, process groups.
 Shapes: P frames, S segments in all, frame-major; W bytes.
@@ -31,15 +31,16 @@ DEVICE_ALIGNMENT = 128  # bytes at whose multiples frames begin in a GPU's memor
 _STEP = 0x9E3779B97F4A7C15 - 2**64  # of keys and numbers of blocks, see `checksum`
 _BLOCK = 1024  # words of 8 bytes
 
+OUT_OF_STEP = "of another call: the ranks are out of step; make the same calls on all ranks"
 _REASONS = {
     cpu.BAD_SIZE: "size differs from the bytes received",
     cpu.BAD_MAGIC: "not a frame (magic)",
     cpu.BAD_LAYOUT: "the sender's tables, dims or order differ from this rank's",
     cpu.BAD_COUNT: "number of segments differs from this rank's",
-    cpu.BAD_CHECKSUM: "checksum differs",
+    cpu.BAD_CHECKSUM: "checksum differs: bytes changed on the way; check memory and network",
     cpu.BAD_ROWS: "number of rows differs from this rank's batch",
     cpu.BAD_SEGMENT: "segment sizes do not add up",
-    cpu.BAD_CALL: "of another call: the ranks are out of step",
+    cpu.BAD_CALL: OUT_OF_STEP,
 }
 
 
@@ -60,9 +61,9 @@ Kept = dict[torch.device, Any]  # see `seal`
 class Announced:
     """Codec and size of each segment of some frames, known before the frames are read.
 
-    The senders announced them, or they are computed, where all codecs are of fixed size.
+    The senders announced them. Where all codecs are of fixed size, this rank computes them.
 
-    Args: codecs, nbytes: [S] int64 each, wire ids and sizes.
+    Args: codecs: [S] int64, wire ids.  nbytes: [S] int64, sizes.
     """
 
     codecs: Tensor
@@ -79,8 +80,8 @@ def overhead_nbytes(num_segments: int) -> int:
 def alignment_of(buffer: Tensor) -> int:
     """Return the number of bytes at whose multiples frames begin and end in this memory.
 
-    On a CPU frames lie one directly behind the other. NCCL copies byte by byte what does not begin
-    at a multiple of 16 bytes, and a GPU moves memory in pieces of 32 and 128.
+    On a CPU frames lie without gaps. NCCL copies byte by byte if data do not begin at a multiple of
+    16 bytes, and a GPU moves memory in pieces of 32 and 128 bytes.
     """
     return DEVICE_ALIGNMENT if is_on_gpu(buffer) else ALIGNMENT
 
@@ -94,14 +95,14 @@ def lay_out(
         nbytes: [S] int64, multiples of 8, frame-major.
         segments_per_frame: P counts.
         alignment: the result of `alignment_of`.
-    Returns: at: [S] int64.  frame_nbytes: P ints, the size of each frame with the padding behind
-        it, 0 for a frame without segments.
+    Returns: at: [S] int64.  frame_nbytes: P ints, the size of each frame with the padding after it;
+        0 for a frame without segments.
     Raises:  ValueError: a segment of 4 GiB or more, which the format cannot state.
     """
     sizes = nbytes.numpy()  # numpy is faster than torch on vectors this short
     largest = int(sizes.max(initial=0))
     if largest >= 2**32:
-        raise ValueError(f"a segment of {largest} bytes; frames hold less than 2^32")
+        raise ValueError(f"a segment of {largest} bytes; allowed: below 2^32; cut the batch")
     counts, overheads, bounds, before = _overheads(tuple(segments_per_frame))
     ends = np.zeros(len(sizes) + 1, np.int64)
     sizes.cumsum(out=ends[1:])
@@ -114,7 +115,7 @@ def lay_out(
 
 
 def payload_nbytes(nbytes: Tensor, segments_per_frame: Sequence[int]) -> list[int]:
-    """Return P ints, the bytes of each frame's segments. Arguments: those of `lay_out`."""
+    """Return P ints, the bytes of each frame's segments. The arguments are those of `lay_out`."""
     ends = np.concatenate([[0], nbytes.numpy().cumsum()])
     sizes: list[int] = np.diff(ends[_overheads(tuple(segments_per_frame))[2]]).tolist()
     return sizes
@@ -151,10 +152,10 @@ def seal(
         buffer: [W] uint8, at least sum(frame_nbytes).
         frame_nbytes, segments_per_frame: P ints each.
         layouts: P hashes, 32 bits.
-        call: number of the exchange, of which 16 bits are kept.
+        call: number of the exchange; its lowest 16 bits are written.
         codecs, num_rows, nbytes: [S] int64 on CPU.
-        kept: memory for what calls have in common that differ only in `buffer` and `call`; such
-            calls on one stream give the same dictionary, empty at first.
+        kept: dictionary, empty at first, for results that later calls use again. Calls on one
+            stream that differ only in `buffer` and `call` pass the same dictionary.
     """
     if is_on_gpu(buffer):
         fields = frame_nbytes, segments_per_frame, layouts, codecs, num_rows, nbytes
@@ -186,14 +187,14 @@ def unseal(
         layouts: P hashes, 32 bits.
         call: number of the exchange.
         num_rows: [S] int64, the rows that this rank expects.
-        ranks: the P senders, for errors.
+        ranks: P global ranks of the senders, for errors.
         tables: S names, for errors.
-        announced: what the segment tables must say. Needed on a GPU, where the host does not read
-            the frames; not used on a CPU.
-        kept: an argument of `seal`.
+        announced: codecs and sizes that the segment tables must state. Needed on a GPU, where the
+            host does not read the frames; not used on a CPU.
+        kept: dictionary, as in `seal`.
     Returns: the segments' bytes in place, and [S] int64 wire ids of their codecs.
     Raises: CorruptFrameError: a frame that breaks FORMAT.md or belongs to another batch. On a GPU
-        it may be raised later, see core.checks.
+        it may be raised later (core.checks).
     """
     if buffer.numel() != sum(frame_nbytes):
         raise CorruptFrameError(f"{buffer.numel()} bytes where {sum(frame_nbytes)} were due")
@@ -224,8 +225,8 @@ def unseal(
 def compact(encoded: Encoded, segments_per_frame: Sequence[int]) -> tuple[Encoded, list[int]]:
     """Close the gaps between segments that take fewer bytes than their upper bounds.
 
-    Then the frames have their true sizes and lie one after the other, in the same order. On a CPU
-    payload moves within its buffer, on a GPU to a new one.
+    The frames then have their true sizes and lie one after the other, in the same order. On a CPU
+    the payload moves within its buffer, on a GPU to a new one.
 
     Returns: the segments at their new places, and the P frame sizes.
     """

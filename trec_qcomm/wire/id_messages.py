@@ -1,7 +1,7 @@
-"""Ids and lengths of a batch as messages to its peers, and back, bit by bit. FORMAT.md specifies
-them.
+"""Write the ids and lengths of a batch as messages to peers, and read them back, bit by bit.
 
-Messages of several peers lie one behind the other in one buffer and are handled in one call.
+FORMAT.md specifies the messages. Messages of several peers lie one after the other in one buffer
+and are handled in one call.
 
 Knows: packed ids, headers, checksums. Does not know: features, TorchRec, how bytes are sent.
 Shapes: P messages; S segments in all, each the bags of one feature for one peer; W bytes.
@@ -40,12 +40,12 @@ _REASONS = {
 
 @dataclass(frozen=True, eq=False)
 class PackedMessages:
-    """Messages to P peers, one behind the other.
+    """Messages to P peers, one after the other.
 
     Args:
-        buffer: [W] uint8, in the memory of the ids
-        nbytes: P sizes; 0 for a peer without segments
-        num_ids: S numbers, ids of each segment
+        buffer: [W] uint8, in the memory of the ids.
+        nbytes: P sizes; 0 for a peer without segments.
+        num_ids: S ints, the number of ids of each segment.
     """
 
     buffer: Tensor
@@ -57,9 +57,9 @@ def pack(bags: Bags, counts: Sequence[int], *, even_bags: int | None) -> PackedM
     """Pack the bags of all segments into a message for each peer. Waits for a GPU once.
 
     Args:
-        counts: P numbers of segments; they sum up to S.
-        even_bags: bags of every segment; None where segments differ.
-    Raises: ValueError: the same as `ops.packed_ids.encode`.
+        counts: P ints, the number of segments of each message; they sum up to S.
+        even_bags: number of bags of every segment; None where segments differ.
+    Raises: ValueError: the same as `ops.batch.packed_ids.encode`.
     """
     states_bags = even_bags is None
     flags = _flags((bags.ids.dtype, bags.lengths.dtype), states_bags)
@@ -91,8 +91,9 @@ def unpack(
     Args:
         buffer: [W] uint8, all that was received.
         senders: P global ranks, for errors; each sends a message if there are features.
-        features: names of the segments of each message, for errors.
-        even_bags: P numbers, bags of every segment of a message; None where segments differ.
+        features: names of the features of each message, one for each segment, for errors.
+        even_bags: P ints, the number of bags of every segment of a message; None where segments
+            differ.
         dtypes: dtypes of ids and lengths, which are the same on all ranks.
     Raises: CorruptFrameError: naming the sender.
     """
@@ -133,11 +134,11 @@ def seal(
 
     Args:
         buffer: [W] uint8, with HEADER_NBYTES of room in each message.
-        nbytes: P sizes, room included, multiples of `frame.alignment_of(buffer)`; 0 for a message
-            without segments.
-        counts: P numbers of segments.
-        flags: sum of INT32_IDS, INT32_LENGTHS and STATED_BAGS, as far as they hold.
-        num_bags: bags of every segment; 0 where they state it.
+        nbytes: P sizes, that room included, multiples of `frame.alignment_of(buffer)`; 0 for a
+            message without segments.
+        counts: P ints, the number of segments of each message.
+        flags: sum of those of INT32_IDS, INT32_LENGTHS and STATED_BAGS that hold.
+        num_bags: number of bags of every segment; 0 where segments state it.
     """
     vectors = (np.asarray(v, np.int64) for v in (nbytes, counts))
     if frame.is_on_gpu(buffer):
@@ -151,10 +152,12 @@ def unseal(
 ) -> tuple[list[int], list[int], list[int]]:
     """Check the messages of `count` segments each that fill a buffer. Waits for a GPU once.
 
-    Args: buffer: [W] uint8, contiguous.  senders: P >= 1 global ranks, for errors.  flags: bits
-        that each message must have.
-    Returns: P places each where the messages begin, behind their headers, and end; and P numbers,
-        bags of each segment, not used where the segments state them.
+    Args:
+        buffer: [W] uint8, contiguous.
+        senders: P >= 1 global ranks, for errors.
+        flags: flags that each message must have.
+    Returns: three lists of P ints: where the messages begin, after their headers; where they end;
+        and how many bags each of their segments has (not used where the segments state it).
     Raises: CorruptFrameError: a message that breaks FORMAT.md or is not what this rank expects.
     """
     written = np.zeros((3, len(senders)), np.int64)

@@ -241,7 +241,7 @@ def evaluating_while_the_other_trains():
 def test_a_rank_that_evaluates_or_bypasses_while_others_train_is_seen():
     for rank, texts in enumerate(PlayedRanks(2).run(evaluating_while_the_other_trains)):
         words = f"frame from rank {1 - rank}: of another call: the ranks are out of step"
-        assert texts == [words] * 3
+        assert [text.partition(";")[0] for text in texts] == [words] * 3
 
 
 def noisy_rounds():

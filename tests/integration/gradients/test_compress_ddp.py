@@ -163,7 +163,7 @@ def refused(yaml):
             compress_ddp(ddp, config)
     with pytest.raises(FileNotFoundError, match=r"No such file.*none\.yaml"):
         compress_ddp(ddp, yaml.with_name("none.yaml"))
-    with pytest.raises(ValueError, match="ddp: expected a DistributedDataParallel, got a Sequen"):
+    with pytest.raises(ValueError, match="ddp: expected a DistributedDataParallel around the Seq"):
         compress_ddp(net(), "dense_float6")
     compress_ddp(ddp, yaml)
 

@@ -265,7 +265,7 @@ def test_files_name_both_hops():
     ):
         with pytest.raises(ValueError, match=message):
             config_from_dict({"dense": data | changed})
-    with pytest.raises(ValueError, match=r"^dense: cross: missing$"):
+    with pytest.raises(ValueError, match=r"^dense: cross: missing; give the codec of"):
         config_from_dict({"dense": {"algorithm": "hierarchical"}})
     with pytest.raises(ValueError, match="intra: only with algorithm: hierarchical, not"):
         config_from_dict({"dense": {"codec": "float6", "intra": "identity"}})

@@ -120,7 +120,7 @@ MESSAGES = {
     "shape": r"guard: loss_fn: returned \[2\], expected one number",
     "without": r"16 steps without guard.step\(\); call guard = qcomm.guard\(loss_fn, ",
     "second": "guard: this QComm has a guard already",
-    "table": "no collective sends table dp",
+    "table": "no collective sends dp; tables: ",
     "masks": "table 'cw': backward: forward_mask sends the columns that forward kept",
     "patterns": "guard.tables: 'dp' matches no table that is sent; there are: cw, cw_shared",
     "no rule": "config: guard: the config has no `guard`",

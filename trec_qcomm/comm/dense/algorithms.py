@@ -1,6 +1,6 @@
 """Algorithms of the all-reduce: who sends which chunks to whom, in which rounds.
 
-Each replaces `values` [E] by their sum over ranks, with equal bits on all of them.
+Each algorithm replaces `values` [E] by their sum over ranks. All ranks end with equal bits.
 
 Knows: ranks, nodes, chunks. Does not know: codecs, process groups, residuals.
 Shapes: N ranks; E values.
@@ -28,18 +28,18 @@ from trec_qcomm.comm.rounds import ReceivedMessages, Round, Rounds
 
 
 def ring(coder: MessageCoder, values: Tensor) -> Rounds:
-    """Send the partial sums of the chunks round a ring once, then the sums.
+    """Send the partial sums of chunks round a ring once, and then the sums.
 
-    Rank r sends to rank r+1 only. In each of N-1 rounds a rank adds its own values to the partial
-    sum of a chunk that it received, and passes it on. Then rank r has the sum of chunk r. It
-    encodes the sum once, and N-1 more rounds pass these bytes on unchanged. The owner, too, keeps
-    the decoded sum.
+    Rank r sends only to rank r+1. In each of N-1 rounds a rank receives the partial sum of a chunk,
+    adds its own values, and passes the sum on. Then rank r has the sum of chunk r. It encodes the
+    sum once, and N-1 more rounds pass these bytes on unchanged. The owner, too, keeps the decoded
+    sum.
 
-    Quantizations of a value: N-1 on its way and 1 as a sum. A chunk is encoded N times in all, so a
-    codec with |error| <= e gives |error of the sum| <= N e.
+    Quantizations of a value: N-1 in partial sums and 1 in the sum. A chunk is encoded N times in
+    all, so a codec with |error| <= e gives |error of the sum| <= N e.
     Bytes sent: frames of all chunks but one, twice: 2 (N-1)/N of all frames.
     Source: Yang et al. 2020 (quantized ring all-reduce with error compensation). Ours: one residual
-    a value, as each rank encodes each chunk once.
+    a value, because each rank encodes each chunk once.
 
     Args: values: [E], replaced by the sum over ranks.
     """
@@ -64,17 +64,18 @@ def ring(coder: MessageCoder, values: Tensor) -> Rounds:
 def recursive_doubling(coder: MessageCoder, values: Tensor) -> Rounds:
     """Exchange all values in pairs of ranks, twice as far apart in each stage.
 
-    M is the largest power of two that is not above N, and there are log2 M stages. Rank M + i first
-    sends its values to rank i, which adds them to its own. At stage k ranks r and r xor 2^k
-    exchange what they have, encoded, and both add the two decoded messages. The ranks of a group of
-    2^k hold equal bits before that stage and encode them alike. At the end rank i sends rank M + i
-    the last two messages, so that it adds the same bits.
+    M is the largest power of two that is not above N, and there are log2 M stages. First, rank M +
+    i sends its values to rank i, which adds them to its own. At stage k, ranks r and r xor 2^k
+    exchange their encoded values, and both add the two decoded messages. Before that stage the
+    ranks of a group of 2^k hold equal bits, and they encode them alike. At the end rank i sends the
+    last two messages to rank M + i, which adds them up and so gets the same bits.
 
     Quantizations of a value: log2 M, and 1 more for ranks M and up. With |error| <= e each, the
     error of the sum is at most (2 (M-1) + N-M) e: M / 2^k different groups encode at stage k.
-    Bytes sent: log2 M whole frames; 1 by ranks M and up; 2 more by the ranks that these fold into.
-    Source: Yang et al. 2020 (quantized recursive doubling). The fold of ranks beyond a power of two
-    is that of MPI implementations; that two messages undo it is ours.
+    Bytes sent: log2 M whole frames by ranks below M, 1 by ranks M and up. A rank i that has a
+    partner M + i sends 2 more.
+    Source: Yang et al. 2020 (quantized recursive doubling). MPI implementations fold ranks beyond a
+    power of two in the same way; undoing the fold by two messages is ours.
 
     Args: values: [E], replaced by the sum over ranks.
     """
@@ -117,8 +118,8 @@ class Sums(NamedTuple):
 
     Args:
         message: the frame that this rank encoded.
-        place: number of its chunk among them.
-        received, placed: the frames of the other owners.
+        place: index of this rank's chunk among the chunks.
+        received, placed: the frames of the other owners, and the places of their rows.
     """
 
     message: Message
@@ -133,15 +134,15 @@ class Sums(NamedTuple):
 
 
 def two_shot(coder: MessageCoder, values: Tensor) -> Rounds:
-    """Send each chunk to its owner, who sends the sum to all.
+    """Send each chunk to its owner, who sends the sum to all ranks.
 
     The owner of a chunk decodes N contributions, its own among them, and adds them up in float32 in
-    the order of the ranks. It encodes the sum and keeps what the encoded sum decodes to.
+    rank order. It encodes the sum, sends it, and itself keeps the decoded sum.
 
     Quantizations of a value: 2, whatever N is. With |error| <= e each, the error of the sum is at
-    most (N + 1) e, and the sum's own rounding, (N-1) 2^-24 sum|x|.
-    Bytes sent: the frames of the other ranks' chunks, then the frame of its own chunk N-1 times: 2
-    (N-1)/N of all frames.
+    most (N + 1) e, plus the sum's own rounding, (N-1) 2^-24 sum|x|.
+    Bytes: the frames of the other ranks' chunks, then the frame of its own chunk N-1 times. That is
+    2 (N-1)/N of all frames.
     Source: ours; ZeRO++ and torchft all-reduce in the same two steps (all-to-all and sum,
     all-gather).
 
@@ -162,8 +163,8 @@ def sum_chunks(
 
     Args:
         ranks: the ranks, in order, this one among them.
-        owned: numbers of the chunks, of which each rank owns one, in this order.
-        sites: where contributions are encoded, and where sums are.
+        owned: indices of the chunks; each rank owns one, in this order.
+        sites: site at which contributions are encoded, and site at which sums are.
     Returns: the frames of the sums.
     """
     chunks, place = coder.chunks, ranks.index(coder.rank)
@@ -192,7 +193,7 @@ def sum_chunks(
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes of N ranks, as one of them sees them.
+    """Nodes of N ranks, as one rank sees them.
 
     Args: rank, world_size: this rank, and N.  ranks_per_node: L.
     Raises: ValueError: N is no multiple of L.
@@ -211,59 +212,59 @@ class Nodes:
 
     @property
     def num_nodes(self) -> int:
-        """M, the number of nodes."""
+        """Number M of nodes."""
         return self.world_size // self.ranks_per_node
 
     @property
     def place(self) -> int:
-        """Number of this rank in its node."""
+        """Index of this rank in its node."""
         return self.rank % self.ranks_per_node
 
     @property
     def inside(self) -> range:
-        """The ranks of this node."""
+        """Ranks of this node."""
         first = self.rank - self.place
         return range(first, first + self.ranks_per_node)
 
     @property
     def across(self) -> range:
-        """The ranks at this place of all nodes."""
+        """Ranks at this rank's place in all nodes."""
         return range(self.place, self.world_size, self.ranks_per_node)
 
     @property
     def other_places(self) -> list[int]:
-        """Numbers of the other ranks of this node."""
+        """Indices of the other ranks of this node."""
         return [place for place in range(self.ranks_per_node) if place != self.place]
 
     def shard(self, place: int) -> range:
-        """Return the numbers of the chunks that the ranks at a place add up."""
+        """Return the indices of the chunks that the ranks at a place add up."""
         return range(place * self.num_nodes, (place + 1) * self.num_nodes)
 
 
 def hierarchical(coder: MessageCoder, inside: MessageCoder, values: Tensor, nodes: Nodes) -> Rounds:
     """Add up inside each node, do a two-shot between nodes, and pass the sums on inside each node.
 
-    N ranks are M nodes of L ranks each. Adjacent ranks share a node: rank `node L + place` is at
-    that place of its node. Place p takes shard p of the values, the adjacent chunks p M to (p + 1)
-    M.
+    N ranks form M nodes of L ranks each. Adjacent ranks share a node: rank `node L + place` has
+    that place in its node. Place p takes shard p of the values, which is the adjacent chunks p M to
+    (p + 1) M.
 
-    1. Inside a node: each rank sends each other one that rank's shard, and adds up, in the order of
-       the ranks, what comes for its own. The codec of this hop, `Coding.intra`, is mostly exact or
-       bf16.
-    2. Between nodes: the M ranks at one place all-reduce their shard as two_shot does, each the
-       owner of one of its chunks. Only this hop crosses nodes, and only here residuals are kept.
-    3. Inside a node: each rank passes the frames of its shard's sums on as they came, so that
-       nothing is rounded again, and all ranks of all nodes decode the same bytes.
+    1. Inside a node: each rank sends each other rank the values of that rank's shard. It adds up,
+       in rank order, what it receives for its own shard. The codec of this hop, `Coding.intra`, is
+       mostly exact or bf16.
+    2. Between nodes: the M ranks at one place all-reduce their shard as two_shot does; each owns
+       one chunk of the shard. Only this hop crosses nodes, and only this hop keeps residuals.
+    3. Inside a node: each rank passes on the frames of its shard's sums as they came. So nothing is
+       rounded again, and all ranks of all nodes decode the same bytes.
 
-    One node alone, or nodes of one rank, have one hop: `settled` makes a two_shot of it.
+    With a single node, or one rank a node, there is only one hop, and `settled` takes two_shot.
 
-    Quantizations of a value: 1 by the codec inside, 2 by the one between nodes, whatever N is. With
-    |error| <= d and e, the error of the sum is at most (N - M) d + (M + 1) e, and the sums'
-    rounding.
-    Bytes sent of all frames: between nodes 2 (M-1)/N, 1/L of what ranks of a flat two_shot send to
-    other nodes; inside, (L-1)/L in float32 or bf16, and (L-1)/L of coded sums.
-    Source: ours, of known parts (NCCL's and Horovod's hierarchical all-reduce; ZeRO++ codes the hop
-    between nodes). That coded sums are passed on is ours.
+    Quantizations of a value: 1 by the codec inside, 2 by the codec between nodes, whatever N is.
+    With |error| <= d inside and <= e between, the error of the sum is at most
+    (N - M) d + (M + 1) e, plus the rounding of the sums.
+    Bytes sent, as a fraction of all frames: between nodes 2 (M-1)/N, which is 1/L of what a flat
+    two_shot sends to other nodes. Inside, (L-1)/L in float32 or bf16, and (L-1)/L of coded sums.
+    Source: known parts (NCCL's and Horovod's hierarchical all-reduce; ZeRO++ codes the hop between
+    nodes). Passing on coded sums is ours.
 
     Args: coder: the coder between nodes.  inside: the coder of the hop inside a node.
     """

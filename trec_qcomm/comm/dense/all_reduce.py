@@ -1,11 +1,11 @@
-"""Coded all-reduce of the mean over ranks: the algorithms, their costs, and what they share.
+"""Coded all-reduce of the mean over ranks, by one of several algorithms.
 
     reduction = Reduction(options, rank, world_size, traffic)
     rounds = reduction.start(parameters, bucket)      # on a process group: comm.transport
     play([r.start(...) for r in reductions])          # or all ranks in one process
 
 A bucket is first divided by N, so that residuals are in the unit of the mean, and then summed up.
-All ranks end with equal bits, which depend only on the inputs, the seed and the number of the step.
+All ranks end with equal bits. The bits depend only on the inputs, the seed and the step's number.
 
 Knows: algorithms, buckets, error feedback. Does not know: DDP, process groups, which codec.
 Shapes: N ranks; E values of a bucket of P parameters.
@@ -66,7 +66,7 @@ class AllReduceOptions:
     """Settings of an all-reduce.
 
     Args:
-        codings: codecs of the values, which parameters name by number.
+        codings: codecs of the values; a parameter names its Coding by index.
         algorithm: name of the algorithm.
         ranks_per_node: number of adjacent ranks that share a node, for `hierarchical`.
         seed: the config's seed of stochastic rounding.
@@ -80,14 +80,15 @@ class AllReduceOptions:
     ranks_per_node: int | None = None
 
     def is_inside_one_node(self, world_size: int) -> bool:
-        """Return whether all ranks share one node, so that nothing is sent to another."""
+        """Return whether all ranks share one node, so that nothing is sent between nodes."""
         return self.algorithm == "hierarchical" and self.ranks_per_node == world_size > 1
 
     def settled(self, world_size: int) -> "AllReduceOptions":
-        """Return the options of what a job of so many ranks does.
+        """Return the options that a job of so many ranks really uses.
 
-        One hop where it has only one. Two ranks exchange all at once in place of `two_shot` where
-        codecs are of fixed size: as many bytes, one round less, and no value is encoded twice.
+        `hierarchical` with a single hop becomes `two_shot`. Two ranks use `recursive_doubling` in
+        place of `two_shot` if codecs are of fixed size: as many bytes, one round less, and no value
+        is encoded twice.
 
         Raises: ValueError: nodes that differ in size.
         """
@@ -106,7 +107,7 @@ class AllReduceOptions:
 
 
 def sites(options: AllReduceOptions, rank: int, world_size: int) -> list[Site]:
-    """Return the places where that rank encodes and keeps residuals; see comm.dense.error_feedback.
+    """Return the sites at which a rank encodes and keeps residuals (comm.dense.error_feedback).
 
     Args: options: settled options.
     """
@@ -124,20 +125,20 @@ def sites(options: AllReduceOptions, rank: int, world_size: int) -> list[Site]:
 def ring_nbytes(numel: int, world_size: int, itemsize: int = 4) -> int:
     """Return the bytes that each rank sends in a ring all-reduce of plain numbers.
 
-    That is 2 (N - 1) / N of the data.
+    They are 2 (N - 1) / N of the data.
     """
     return 2 * (world_size - 1) * numel * itemsize // world_size
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Part:
-    """What a coded all-reduce is a part of, where one bucket takes several.
+    """Context of a coded all-reduce that handles only a part of a bucket.
 
     Args:
         is_divided: whether the values were divided by N before.
-        raw_numel: number of values of the bucket that count as raw here; None: all of these.
-        lost: [E] float32, memory for what codecs keep back, in the bucket's order; None: residuals
-            are kept as usual.
+        raw_numel: number of values of the bucket that count as raw here; None: all values.
+        lost: [E] float32, memory for the codecs' errors, in the bucket's order. None: residuals are
+            kept as usual.
     """
 
     is_divided: bool = False
@@ -149,7 +150,7 @@ WHOLE = Part()
 
 
 class Reduction:
-    """All-reduces of one rank, with the residuals and chunks that it keeps between them."""
+    """All-reduces of one rank, with the residuals and chunks that are kept between steps."""
 
     def __init__(
         self,
@@ -167,10 +168,10 @@ class Reduction:
         Args:
             options: settings, the same on all ranks.
             rank, world_size: this rank, and N.
-            traffic: counters of one table, for what is sent; of `hierarchical`, between nodes.
-            parameters: shapes of all parameters. Their order numbers all values, which keys the
-                noise of stochastic rounding; others are numbered as they come. The state has the
-                residuals of these from the beginning.
+            traffic: counters, with one table, of what is sent; with `hierarchical`, between nodes.
+            parameters: shapes of all parameters. Their order numbers all values, and the numbers
+                key the noise of stochastic rounding. Other parameters are numbered as they come.
+                The state has the residuals of these parameters from the beginning.
             tolerances: rule that sets the codec's tolerance; None leaves it as the config has it.
             intra_traffic: counters of what `hierarchical` sends inside a node.
         Raises: ValueError: nodes that differ in size.
@@ -202,11 +203,11 @@ class Reduction:
         self._undecided: list[tuple[Tensor, Callable[[Tensor], None]]] = []
 
     def takes(self, parameter: str, sites: Iterable[Site]) -> bool:
-        """Return whether this rank alone can go on with its residuals of a parameter."""
+        """Return whether this rank alone can go on with its saved residuals of a parameter."""
         return self.error_feedback is None or self.error_feedback.takes(sites)
 
     def dealt(self, parameter: ParameterShape, total: Tensor) -> dict[Site, Tensor]:
-        """Return this rank's share of what all ranks owe: an even one among those that send it.
+        """Return this rank's share of all ranks' residuals, dealt evenly to the ranks that send.
 
         Args: parameter: shape of the parameter.  total: [numel] float32, the sum over ranks.
         Returns: {site: [numel]}, zero where this rank sends nothing there.
@@ -232,7 +233,7 @@ class Reduction:
     ) -> Rounds:
         """Return the rounds in which `bucket` becomes the mean over ranks.
 
-        Call it in the same order on all ranks, and run one to its end before the next.
+        Call it in the same order on all ranks, and run one all-reduce to its end before the next.
 
         Args:
             parameters: P shapes, in the bucket's order.
@@ -240,7 +241,7 @@ class Reduction:
                 E is the sum of the parameters' numels, and may be 0.
             once: whether these shapes will not come again, so that their chunks need not be kept.
             is_last: whether this is the last bucket of its step.
-            part: what these values are a part of.
+            part: context, if these values are only a part of a bucket.
         Raises: ValueError: another dtype, device or size.
         """
         on_known_device = bucket.device.type == "cpu" or is_gpu(bucket.device)
@@ -258,7 +259,7 @@ class Reduction:
         return self._decided(self._rounds(chunks, bucket, self.num_calls, step, part), is_last)
 
     def rescale(self, factor: float) -> None:
-        """Multiply all residuals, as the next step's loss has another scale. Waits for a GPU."""
+        """Multiply all residuals, for a loss of another scale in the next step. Waits for a GPU."""
         if self.error_feedback is not None:
             kept = self.error_feedback.state_dict().items()
             self.error_feedback.load_state_dict({name: scaled(s, factor) for name, s in kept})

@@ -1,10 +1,10 @@
 """Chunks: how the parameters of a bucket are dealt out to ranks and cut into segments.
 
-Every parameter is split by itself. So the owner of a value does not depend on the bucket that the
-parameter is in, which DDP changes after its first step. A parameter is a number of blocks, the rows
-that a codec sees, and a rest shorter than a block. Chunk c of N gets blocks c/N to (c+1)/N, and the
-last chunk gets the rest. The rest is sent as float32, and so are parameters of fewer than
-`min_numel` values.
+Every parameter is split by itself. So the owner of a value does not depend on the parameter's
+bucket, which DDP changes after its first step. A parameter consists of blocks, the rows that a
+codec sees, and a rest shorter than a block. Chunk c of N gets blocks c/N to (c+1)/N, and the last
+chunk gets the rest. The rest is sent as float32, and so are parameters of fewer than `min_numel`
+values.
 
 In `values`, the buffer that an all-reduce works on, chunk 0 comes first, then chunk 1 and so on.
 
@@ -36,10 +36,10 @@ class Coding:
     Args:
         codec: codec of the blocks.
         exact: codec of the rest, of fixed size.
-        min_numel: least number of values of a parameter that is coded; smaller ones are sent by
-            `exact`.
-        error_feedback: whether residuals are kept, see comm.dense.error_feedback.
-        intra: codec of the blocks in the hop inside a node, where an algorithm has one; None:
+        min_numel: least number of values of a parameter that is coded; smaller parameters are sent
+            by `exact`.
+        error_feedback: whether residuals are kept (comm.dense.error_feedback).
+        intra: codec of the blocks in the hop inside a node, if the algorithm has this hop. None:
             `exact`.
     """
 
@@ -51,19 +51,19 @@ class Coding:
 
     @property
     def inside(self) -> "Coding":
-        """The codecs of the hop inside a node."""
+        """Codecs of the hop inside a node."""
         return replace(self, codec=self.exact if self.intra is None else self.intra)
 
 
 class ParameterShape(NamedTuple):
-    """Name and shape of a parameter, as an all-reduce sees it.
+    """Name and shape of a parameter in an all-reduce.
 
     Args:
         name: the parameter's name.
         numel: n, the number of its values.
         block: D >= 1, how many adjacent values are one row to the codec.
-        coding: number of the parameter's Coding.
-        is_factor: whether it is a factor of a matrix, which has no residual of its own.
+        coding: index of the parameter's Coding.
+        is_factor: whether it is a factor of a matrix; a factor has no residual of its own.
     """
 
     name: str
@@ -80,11 +80,11 @@ def feeds(parameter: ParameterShape, codings: Sequence[Coding]) -> bool:
 
 @dataclass(frozen=True)
 class Piece:
-    """Adjacent values of one parameter in one chunk, all coded or none of them.
+    """Adjacent values of one parameter in one chunk, all of them coded or none.
 
     Args:
-        name, parameter: the parameter's name and number.
-        chunk: the chunk's number.
+        name, parameter: the parameter's name and index.
+        chunk: the chunk's index.
         begin, numel: first value in the parameter, and number of values.
         coded: whether the codec of blocks applies.
         start: first value in `values`.
@@ -106,7 +106,7 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class ChunkSpan:
-    """Adjacent chunks, as one frame or as one frame each.
+    """Adjacent chunks, sent in one frame or in a frame each.
 
     Args:
         begin, end: the range in `values`.
@@ -120,12 +120,12 @@ class ChunkSpan:
 
 @dataclass(frozen=True, eq=False)
 class BucketChunks:
-    """The chunks of one bucket; the same on all ranks.
+    """Chunks of one bucket, the same on all ranks.
 
     Args:
         parameters: P shapes, in the bucket's order.
         num_chunks: N, the number of ranks.
-        codings: codecs of the values, see ParameterShape.
+        codings: codecs of the values; `ParameterShape.coding` is an index into them.
         first_numbers: number of each parameter's first value, for the noise of stochastic rounding;
             None: values are counted through the bucket.
     Derived:
@@ -179,16 +179,16 @@ class BucketChunks:
         return tuple(parameter.name for parameter in self.parameters)
 
     def coding_of(self, parameter: int) -> Coding:
-        """Return the codecs of a parameter's values. Args: parameter: its number."""
+        """Return the codecs of a parameter's values. Args: parameter: index of the parameter."""
         return self.codings[self.parameters[parameter].coding]
 
     def feeds(self, parameter: int) -> bool:
-        """Return whether a parameter has residuals. Args: parameter: its number."""
+        """Return whether a parameter has residuals. Args: parameter: index of the parameter."""
         return feeds(self.parameters[parameter], self.codings)
 
     @cached_property
     def inside(self) -> "BucketChunks":
-        """Equal chunks with the codecs of the hop inside a node."""
+        """Chunks of the same bucket, with the codecs of the hop inside a node."""
         return replace(self, codings=tuple(coding.inside for coding in self.codings))
 
     @cached_property
@@ -241,9 +241,9 @@ class BucketChunks:
     def copies(self, chunks: range, slots: tuple[int, ...]) -> PlacedFrames:
         """Return frames that hold the same adjacent chunks of several ranks.
 
-        Each is placed in a row of its own of a matrix [.., number of values of the chunks].
+        Each frame is placed in its own row of a matrix [.., number of values of the chunks].
 
-        Args: chunks: numbers of the chunks.  slots: row of each frame.
+        Args: chunks: indices of the chunks.  slots: row of each frame in the matrix.
         """
         key = (chunks, slots)
         if key not in self._placed_frames:

@@ -1,4 +1,4 @@
-"""MessageCoder: what one rank encodes and decodes in one all-reduce, with its residuals and noise.
+"""MessageCoder: encode and decode the messages of one rank in one all-reduce.
 
 Knows: codecs, frames, residuals, tolerances. Does not know: which algorithm, process groups.
 Shapes: N ranks; E values of a bucket of P parameters; W bytes of a frame.
@@ -26,10 +26,10 @@ from trec_qcomm.wire import frame
 
 
 class GradientTolerances(Protocol):
-    """Rule that sets the tolerances of the codec, such as thresholds, before values are encoded.
+    """Rule that sets the codec's tolerances, such as thresholds, before values are encoded.
 
-    Rows have a rule of another shape, comm.rows.doors.Tolerances: a table has one tolerance
-    a step, a parameter has one for each place of the algorithm that encodes.
+    Rows have another kind of rule, comm.rows.doors.Tolerances: a table has one tolerance a step, a
+    parameter has one for each site of the algorithm.
     """
 
     def tolerances(
@@ -38,10 +38,10 @@ class GradientTolerances(Protocol):
         """Return [P] float64, the codec's tolerance for each parameter.
 
         Args:
-            values: [E] float32, the bucket with what is about to be sent.
+            values: [E] float32, the bucket with the values that are about to be sent.
             chunks: the chunks of `values`.
             span: the part of `values` that is sent.
-            site: the place of the algorithm that encodes, see error_feedback.
+            site: site of the algorithm that encodes (comm.dense.error_feedback).
             step: number of the step, the same on all ranks.
         """
 
@@ -49,11 +49,11 @@ class GradientTolerances(Protocol):
         """Return what a checkpoint keeps of this rank, on CPU."""
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Continue from `state`, as far as parameters, sites and number of ranks are the same."""
+        """Continue from `state`, where parameters, sites and the number of ranks are the same."""
 
 
 class GradientMeasurement(Protocol):
-    """Onlooker of the all-reduce of one bucket. It may write to nothing that it is shown."""
+    """Observer of the all-reduce of one bucket. It must not write to any argument."""
 
     def sent(
         self, values: Tensor, span: ChunkSpan, site: str, *, seed: int, tolerances: Tensor | None
@@ -63,17 +63,16 @@ class GradientMeasurement(Protocol):
         Args:
             values: [E] float32, with the residual.
             span: the part that is sent.
-            site: the place of the algorithm that encodes, see error_feedback.
-            seed, tolerances: arguments that they will be encoded with, see encode_frames.
+            site: site of the algorithm that encodes (comm.dense.error_feedback).
+            seed, tolerances: arguments of encode_frames, with which the values will be encoded.
         """
 
     def kept(self, gradient: Tensor, residual: Tensor, span: ChunkSpan, site: str) -> None:
-        """Look at what the codec kept back.
+        """Look at the codec's error, the new residual.
 
         Args:
-            gradient: [numel of the span] float32, what was to be sent before the residual was
-                added to it.
-            residual: [numel of the span] float32, what will be added to the next step's values.
+            gradient: [numel of the span] float32, the values before the old residual was added.
+            residual: [numel of the span] float32, which will be added to the next step's values.
             span, site: arguments of `sent`.
         """
 
@@ -82,10 +81,10 @@ class GradientMeasurement(Protocol):
 
 
 class GradientObserver(Protocol):
-    """Onlooker of the all-reduces of one DDP."""
+    """Observer of the all-reduces of one DDP."""
 
     def begin(self, chunks: BucketChunks, step: int) -> GradientMeasurement | None:
-        """Return an onlooker of one bucket, or None if this step is not looked at.
+        """Return an observer of one bucket, or None if this step is not observed.
 
         Args: chunks: the bucket's chunks.  step: number of the step.
         """
@@ -94,17 +93,18 @@ class GradientObserver(Protocol):
 class Scratch:
     """Memory on CPU that the all-reduces of one rank use one after the other.
 
-    The system clears each page of newly allocated megabytes, which takes longer than coding them.
+    The system clears each page of newly allocated memory, which takes longer than coding its
+    values.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def empty(self, use: str, numel: int, like: Tensor) -> Tensor:
-        """Return [numel] values of any content; they are the caller's until it asks again.
+        """Return [numel] values of any content, which are the caller's until the next call.
 
-        Args: use: name of the use, each of which has memory of its own.  like: a tensor of the
-            same dtype and device. A GPU's memory is newly allocated, which is cheap.
+        Args: use: name of the use; each use has memory of its own.  like: tensor of the same dtype
+            and device. On a GPU the memory is newly allocated, which is cheap.
         """
         if is_gpu(like.device):
             return like.new_empty(numel)
@@ -118,8 +118,8 @@ class Message(NamedTuple):
     """One frame to send.
 
     Args:
-        frame: [W] uint8, with the padding behind it.
-        header_nbytes: the share of W that is header and padding, for statistics.
+        frame: [W] uint8, with the padding after it.
+        header_nbytes: how many of the W bytes are header and padding, for statistics.
     """
 
     frame: Tensor
@@ -131,7 +131,7 @@ class Message(NamedTuple):
 
 
 def messages_of(frames: ReceivedMessages, placed: PlacedFrames) -> list[Message]:
-    """Return frames, in order, each to be sent as it is. Args: placed: the rows of the frames."""
+    """Return frames, in order, each as a message to send. Args: placed: rows of the frames."""
     counts = placed.plan.segments_per_frame
     if placed.fixed_size:
         payloads = frame.payload_nbytes(placed.max_nbytes, counts)
@@ -143,9 +143,9 @@ def messages_of(frames: ReceivedMessages, placed: PlacedFrames) -> list[Message]
 
 @dataclass
 class Sent:
-    """Counts of what rounds of one hop send.
+    """Counts of the bytes that the rounds of one hop send.
 
-    Attributes: nbytes, header_nbytes: all bytes, and how many are headers, padding and sizes.
+    Attributes: nbytes: all bytes.  header_nbytes: bytes of headers, padding and sizes among them.
     """
 
     nbytes: int = 0
@@ -154,11 +154,11 @@ class Sent:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Call:
-    """One all-reduce, as all coders of it see it.
+    """Facts of one all-reduce that all its coders share.
 
     Args:
-        rank: this rank, its number in the group.
-        ranks: the number in the job of each rank of the group, for errors.
+        rank: this rank's number in the group.
+        ranks: global ranks of the group's ranks, for errors.
         number: number of the all-reduce, the same on all ranks.
         step: number of the step, which keys the noise and sets tolerances.
         seed: the config's seed of stochastic rounding.
@@ -181,9 +181,9 @@ class MessageCoder:
     """Encoder and decoder of one rank's messages in one all-reduce of one bucket.
 
     Attributes:
-        sent: counts of what its rounds send.
-        traffic: counters of the largest errors, by parameter, if these are measured; bytes are not
-            counted.
+        sent: counts of the bytes that its rounds send.
+        traffic: counters of the largest errors by parameter, if these are measured. They count no
+            bytes.
         scratch: memory for algorithms.
     """
 
@@ -205,7 +205,7 @@ class MessageCoder:
             timed: counters that get the codecs' seconds.
             residuals: None without error feedback.
             tolerances: None where the codec's own tolerance holds.
-            measurement: onlooker of this all-reduce; None without one.
+            measurement: observer of this all-reduce; None without one.
         """
         self.chunks, self.rank, self.world_size = chunks, call.rank, chunks.num_chunks
         self.scratch, self.sent, self._call = call.scratch, Sent(), call
@@ -225,9 +225,9 @@ class MessageCoder:
     ) -> list[Message]:
         """Encode a span of `values` [E] with its residual, and replace it by what receivers decode.
 
-        Args:    site: the place of the algorithm that encodes; residuals are kept by it.
-                 noise_group: ranks of one group draw the same noise of stochastic rounding; None:
-                 this rank draws its own.
+        Args:    site: site of the algorithm that encodes; each site has residuals of its own.
+                 noise_group: number of the group whose ranks draw the same noise of stochastic
+                 rounding. None: this rank draws its own.
                  decoded: whether the span is replaced also where no residual needs it.
         Returns: the frames of `span`.
         Raises:  UnencodableError: naming the parameter.
@@ -275,9 +275,9 @@ class MessageCoder:
 
         Args:
             sends: pairs of a rank and the message to it.
-            sources: the ranks to wait for.
-            expected: one frame from each source; None: nothing comes.
-            sent: counts that get the bytes; None: this coder's.
+            sources: ranks from which a message comes.
+            expected: one frame from each source; None: no message comes.
+            sent: counts that get the bytes; None: this coder's counts.
         """
         sent = self.sent if sent is None else sent
         fixed_size = self.chunks.fixed_size
@@ -306,7 +306,7 @@ class MessageCoder:
         """Decode the frames to their places in `out`.
 
         Raises: CorruptFrameError: naming the sender and the parameter. On a GPU it may be raised
-            later, see core.checks.
+            later (core.checks).
         """
         frames = self._frames(received, expected)
         decode_frames(frames, expected, out, ranks=self._named(sources), traffic=self.traffic)
@@ -319,14 +319,14 @@ class MessageCoder:
         sources: Sequence[int],
         place: int,
     ) -> None:
-        """Add the frames' values to those of this rank, which `out` holds, in rank order.
+        """Add the frames' values, in rank order, to this rank's values in `out`.
 
         Args:
-            expected: a frame of the same values from each source, see frames.sums.decode_sum.
+            expected: a frame of the same values from each source (frames.sums.decode_sum).
             out: [n] values.
             sources: all other ranks that have a summand, in order.
-            place: number of this rank among them.
-        Raises: CorruptFrameError: that of `receive`.
+            place: index of this rank among all ranks that have a summand.
+        Raises: CorruptFrameError: the same as `receive`.
         """
         decode_sum(
             self._frames(received, expected),
@@ -347,7 +347,7 @@ class MessageCoder:
 
     @property
     def has_residuals(self) -> bool:
-        """Whether what the codec keeps back is added to later values."""
+        """Whether the codec's error is added to later values."""
         return self._residuals is not None
 
     def _noise_seed(self, site: str, noise_group: int) -> int:

@@ -1,18 +1,18 @@
-"""Error feedback: what a lossy codec kept back is added to the next value that is sent.
+"""Error feedback: add the error of a lossy codec to the next value that is sent.
 
     sent = Q(value + residual),  residual <- value + residual - sent
 
-so that after any number of steps the sum of what was sent differs from the sum of the values by the
-last residual alone. Each place of an algorithm that encodes, its `site`, has residuals of its own.
+After any number of steps, the sum of all sent values differs from the sum of all values by the last
+residual alone. A `site` is a place of an algorithm that encodes; each site has its own residuals.
 
-Residuals are kept by the names of parameters and outlive the buckets that DDP puts these in. They
-are in the unit of the mean over ranks. New residuals are pending until the all-reduce has ended: if
-its result has a NaN or inf, a step that a loss scaler skips, the old ones stay. A parameter whose
-values are all zero in a message (it got no gradient) leaves its residual for a later message.
+Residuals are kept by the names of parameters, so they outlive DDP's buckets. They are in the unit
+of the mean over ranks. New residuals are pending until the all-reduce has ended. If its result has
+a NaN or inf (a step that a loss scaler skips), the old residuals stay. A parameter that got no
+gradient has only zeros in a message; its residual then waits for a later message.
 
 Residuals lie in the memory of the gradients from the beginning, also while DDP forms its buckets
-anew. On a GPU nothing here waits, except for state: what was loaded is copied there by the first
-message of a bucket, and `state_dict` is on CPU.
+anew. On a GPU only state makes the host wait: the first message of a bucket copies loaded state to
+the GPU, and `state_dict` is on CPU.
 
 Knows: names, pieces of buffers. Does not know: codecs, messages, algorithms.
 Source: Yang et al. 2020 (error compensation); a residual at each place that encodes is ours.
@@ -45,9 +45,9 @@ def stage_site(stage: int) -> Site:
 
 
 def node_sites(num_nodes: int) -> tuple[Site, Site]:
-    """Return the sites of the hop between nodes: of a node's sums of a shard, and of all nodes'.
+    """Return the two sites of the hop between nodes: a node's sums of a shard, and all nodes' sums.
 
-    The number of nodes decides which values a rank has there, so the names tell it.
+    The number of nodes decides which values a rank has there, so the names contain it.
     """
     return f"contribution of {num_nodes} nodes", f"owner of {num_nodes} nodes"
 
@@ -55,7 +55,7 @@ def node_sites(num_nodes: int) -> tuple[Site, Site]:
 def owed(sites: Mapping[Site, Tensor]) -> Tensor:
     """Return [n], what one rank's residuals of a parameter will add to the means that follow.
 
-    All 2^stage ranks of a group hold the same residual of a stage, so it is divided among them.
+    All 2^stage ranks of a group hold the same residual of a stage, so each rank counts its part.
 
     Args: sites: the residual [n] at each site, one or more.
     """
@@ -71,15 +71,15 @@ def scaled(sites: Mapping[Site, Tensor], factor: float) -> dict[Site, Tensor]:
 
 
 class ErrorFeedback:
-    """The residuals of one rank."""
+    """Residuals of one rank."""
 
     def __init__(self, sites: Sequence[Site], numels: Mapping[str, int] | None = None) -> None:
         """Begin without residuals.
 
         Args:
-            sites: the places where the algorithm encodes on this rank.
+            sites: sites at which the algorithm encodes on this rank.
             numels: sizes of the parameters that `state_dict` names from the beginning. It names
-                others after their first bucket.
+                other parameters after their first bucket.
         """
         self._sites, self._numels = tuple(sites), dict(numels or {})
         # Residuals by parameter until a bucket takes them. Of a site that is missing they are zero.
@@ -87,7 +87,7 @@ class ErrorFeedback:
         self._buckets: dict[tuple[str, ...], BucketResiduals] = {}
 
     def for_bucket(self, chunks: BucketChunks, device: torch.device) -> "BucketResiduals":
-        """Return the residuals of a bucket, taken from buckets that had its parameters before.
+        """Return the residuals of a bucket, taken over from buckets that had its parameters before.
 
         Args: chunks: the chunks of the bucket.  device: the device of its gradients.
         """
@@ -125,8 +125,8 @@ class ErrorFeedback:
 
         Residuals of another algorithm's sites are summed up (`owed`) and go to CONTRIBUTION.
 
-        Raises: ValueError: a parameter that was named before and has another size now; residuals
-            that `takes` refuses.
+        Raises: ValueError: a parameter that has another size now, or residuals that `takes`
+            refuses.
         """
         known = self.state_dict()
         for name, sites in state.items():
@@ -137,10 +137,10 @@ class ErrorFeedback:
         self._kept = known | {name: self._translated(sites) for name, sites in state.items()}
 
     def takes(self, sites: Iterable[Site]) -> bool:
-        """Return whether this rank alone can go on with what it kept at some sites.
+        """Return whether this rank alone can go on with the residuals that it kept at some sites.
 
-        Between nodes a rank sends its shard only. What it kept of all values elsewhere is the
-        business of other ranks, too.
+        Between nodes a rank sends its shard only. Residuals of all values, kept at another site,
+        must therefore be shared with other ranks.
         """
         return CONTRIBUTION in self._sites or set(sites) <= set(self._sites)
 
@@ -153,7 +153,7 @@ class ErrorFeedback:
 
 
 class BucketResiduals:
-    """The residuals of the parameters of one bucket, in the order of `values`."""
+    """Residuals of the parameters of one bucket, in the order of `values`."""
 
     def __init__(
         self,
@@ -165,8 +165,7 @@ class BucketResiduals:
 
         Args:
             chunks: the chunks of the bucket.
-            kept: {parameter: {site: [n] float32}}, on any device; a site that is not there has
-                zeros.
+            kept: {parameter: {site: [n] float32}}, on any device; a missing site has zeros.
             device: the device of the gradients.
         Raises: ValueError: a residual whose size differs from its parameter's.
         """
@@ -189,11 +188,11 @@ class BucketResiduals:
         self._fed_places: dict[tuple[int, int], Tensor] = {}
 
     def add(self, values: Tensor, span: ChunkSpan, site: Site) -> Waiting:
-        """Add the residuals to that span of `values` [E].
+        """Add the residuals to a span of `values` [E].
 
-        Parameters whose values are all zero in the span get none; their residuals wait.
+        Parameters whose values are all zero in the span get no residual; their residuals wait.
 
-        Returns: the places of the parameters that wait, for `note`.
+        Returns: the places of the waiting parameters, for `note`.
         """
         key = (site, span.begin, span.end)
         if key not in self._held:
@@ -270,7 +269,7 @@ class BucketResiduals:
         return self._fed_places[key]
 
     def end(self, finite: Tensor) -> None:
-        """Take over the new residuals, unless the result of the all-reduce is not finite.
+        """Take over the new residuals, if the result of the all-reduce is finite.
 
         Args: finite: [] bool.
         """
@@ -309,17 +308,17 @@ class BucketResiduals:
 
 
 class LostValues:
-    """What codecs keep back in one all-reduce, summed up and not added to anything.
+    """Errors of the codecs in one all-reduce, summed up and not added to any value.
 
-    It takes the place of BucketResiduals where the caller keeps what was lost in another form.
-    Over all ranks it adds up to what the result lacks.
+    This takes the place of BucketResiduals where the caller keeps the errors in another form.
+    Summed over all ranks, `lost` is what the result lacks.
 
     Attributes:
         lost: [E] float32, this rank's share, in the order of `values`.
     """
 
     def __init__(self, values: Tensor) -> None:
-        """Begin without losses. Args: values: [E] float32, what is all-reduced."""
+        """Begin without losses. Args: values: [E] float32, the values that are all-reduced."""
         self.lost = torch.zeros_like(values)
 
     def add(self, values: Tensor, span: ChunkSpan, site: Site) -> Waiting:
@@ -329,7 +328,7 @@ class LostValues:
     def note(
         self, before: Tensor, after: Tensor, waiting: Waiting, span: ChunkSpan, site: Site
     ) -> Tensor:
-        """Add what was lost. See BucketResiduals.note."""
+        """Add the codec's error to `lost`. The arguments are those of BucketResiduals.note."""
         lost = before - after
         self.lost[span.begin : span.end] += lost / _num_holders(site)
         return lost

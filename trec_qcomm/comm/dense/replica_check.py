@@ -1,7 +1,7 @@
-"""Replica check: whether all ranks ended an all-reduce with equal bits, and hold equal weights.
+"""Check that all ranks ended an all-reduce with equal bits, and hold equal weights.
 
-They do where they compute the same operations on the same received bytes on equal machines, and
-their replicas of the parameters drift apart where they do not, or where memory lost a bit. So now
+Ranks have equal bits if they compute the same operations on the same received bytes on equal
+machines. Otherwise, or if memory lost a bit, their replicas of the parameters drift apart. So now
 and then a digest of each parameter's result and weights is compared.
 
 Knows: parameters, rounds. Does not know: codecs, process groups, which steps are checked.
@@ -32,18 +32,18 @@ def checked(
     ranks: Sequence[int],
     name: str,
 ) -> Rounds:
-    """Run the rounds of an all-reduce, and one more in which all ranks compare what they have.
+    """Run the rounds of an all-reduce, and one more in which all ranks compare their digests.
 
-    Bytes sent: 8 P to each other rank, which no counter has. The host waits for a GPU once.
+    Bytes sent: 8 P to each other rank, which no counter counts. The host waits for a GPU once.
 
     Args:
         parameters: P shapes, in the order of the values.
-        values: [E] float32, in which the result will be.
+        values: [E] float32, where the result will be.
         weights: the parameters' own values, E in all.
-        rank: this rank, its number in the group.
-        ranks: the number in the job of each rank of the group, for the error.
+        rank: this rank's number in the group.
+        ranks: global ranks of the group's ranks, for the error.
         name: words for the collective, for errors.
-    Raises: UnequalReplicasError: some other rank has other bits.
+    Raises: UnequalReplicasError: at least one other rank has other bits.
     """
     yield from rounds
     numels, held = [p.numel for p in parameters], torch.cat([w.flatten() for w in weights])
@@ -68,7 +68,7 @@ def checked(
 
 
 def digests(values: Tensor, numels: Sequence[int]) -> Tensor:
-    """Return [P] int64, each of which depends on all bits of one parameter's values.
+    """Return [P] int64, a digest of all bits of each parameter's values.
 
     Args: values: [E] float32.  numels: number of values of each parameter.
     """

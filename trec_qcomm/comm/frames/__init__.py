@@ -1,1 +1,1 @@
-"""Frames: which rows are which segment, and rows to sealed frames and back."""
+"""Plan frames, encode rows into sealed frames, and decode them."""

@@ -1,7 +1,7 @@
-"""Encoding of the frames of one exchange: rows to sealed frames; decoding.py is the reverse.
+"""Encode rows into the sealed frames of one exchange. decoding.py is the inverse.
 
 Knows: frames, groups of segments, counters. Does not know: process groups, which codec, autograd.
-What a rank sends itself is coded like the rest.
+A rank's frame for itself is coded like all others.
 Shapes: P frames, S segments in all; G segments of a group; W bytes; T tables.
 """
 
@@ -22,16 +22,16 @@ _SEED_STRIDE = 0x1E3779B97F4A7C15
 
 @dataclass(frozen=True, eq=False)
 class SealedFrames:
-    """P sealed frames of one call, one behind the other.
+    """P sealed frames of one call, one after the other.
 
     Args:
         buffer: [W] uint8.
         nbytes: P ints, the size of each frame.
         call: number of the exchange, >= 0, the same on all ranks.
-        announced: codec and size of each segment where both are known before the frames are read,
-            see wire.frame.unseal.
-        counts: P ints, the number of segments of each frame; empty where frames were received.
-        is_shared: whether all P frames are one and the same, which the buffer holds once.
+        announced: codec and size of each segment, if both are known before the frames are read
+            (wire.frame.unseal).
+        counts: P ints, the number of segments of each frame; empty for received frames.
+        is_shared: whether all P frames are one frame, which the buffer holds once.
     """
 
     buffer: Tensor
@@ -61,13 +61,13 @@ def encode_frames(
         placed: the frames, with rows placed in `values`.
         call: number of the exchange, the same on all ranks.
         seed: seed of stochastic rounding.
-        traffic: counters of what goes to other ranks, and of seconds.
+        traffic: counters of the bytes that go to other ranks, and of seconds.
         measure: whether to decode again and record the largest error.
         counted: whether to count bytes and flushed values, too.
-        tolerances: [T] float64, by table number, in place of the codecs' own (`Codec.tolerance`);
-            not read where a codec has none.
-        decoded: memory of the shape of `values` for what the receivers will decode; None: nobody
-            asks for it.
+        tolerances: [T] float64, by table index, in place of `Codec.tolerance`; not read where a
+            codec has none.
+        decoded: memory of the shape of `values` for the values that receivers will decode; None:
+            they are not needed.
     Raises: UnencodableError: naming the table.
     """
     plan, fixed_size = placed.plan, placed.fixed_size
@@ -121,9 +121,9 @@ def encode_frames(
 
 
 def group_seed(seed: int, number: int, group: CodecGroup) -> int:
-    """Return the seed that a group of segments is encoded with.
+    """Return the seed with which a group of segments is encoded.
 
-    Args: seed: the seed of all groups.  number: the group's number.
+    Args: seed: the seed of all groups.  number: index of the group.
     """
     if group.segments.numbers is not None:
         return seed
@@ -146,18 +146,18 @@ def _count_bytes(
 
 
 class Timer:
-    """Stopwatch that adds the seconds since its start to the entry of a codec."""
+    """Stopwatch that adds the seconds since its start to a codec's entry."""
 
     def __init__(self, seconds: dict[str, float]) -> None:
         self._seconds = seconds
         self.restart()
 
     def restart(self) -> None:
-        """Forget what has passed so far."""
+        """Start again from zero."""
         self._begin = perf_counter()
 
     def add_to(self, label: str) -> None:
-        """Add the seconds since the last start to those of `label`, and start again."""
+        """Add the seconds since the last start to the seconds of `label`, and start again."""
         now = perf_counter()
         self._seconds[label] += now - self._begin
         self._begin = now

@@ -1,4 +1,4 @@
-"""Decoding of received frames: their checks, and their rows.
+"""Check received frames and decode their rows.
 
 Knows: frames, groups of segments, counters. Does not know: process groups, which codec, autograd.
 Shapes: P frames, S segments in all; G segments of a group; W bytes.
@@ -38,7 +38,7 @@ def decode_frames(
         frames: the peers' frames.
         placed: the rows to expect, with their places in `out`.
         out: contiguous, of the dtype of the rows that were sent.
-        ranks: the peer of each frame, for errors.
+        ranks: global rank of the sender of each frame, for errors.
         traffic: counters of seconds.
     Raises: CorruptFrameError: naming the sender and, where one segment is to blame, the table.
     """
@@ -49,7 +49,7 @@ def decode_frames(
 def open_frames(frames: SealedFrames, placed: PlacedFrames, ranks: Sequence[int]) -> Opened:
     """Check the frames of all peers, and return the bytes of their segments.
 
-    Arguments and errors: those of `decode_frames`.
+    Arguments and errors are those of `decode_frames`.
     """
     plan, layout = placed.plan, placed.layout(frame.alignment_of(frames.buffer))
     is_planned = frames.announced is placed.announced
@@ -83,7 +83,7 @@ def decode_opened(
     ranks: Sequence[int],
     timer: Timer,
 ) -> None:
-    """Write the rows of frames that were checked. Arguments: those of `decode_frames`."""
+    """Write the rows of frames that were checked. The arguments are those of `decode_frames`."""
     plan = placed.plan
     for group, parts in zip(placed.groups, opened, strict=True):
         for part, encoded in parts:
@@ -97,7 +97,7 @@ def decode_own(
 ) -> None:
     """Write to `out` what receivers will decode from frames that this rank has just encoded.
 
-    Nothing is checked. Arguments: those of `decode_frames`, and frames for one rank each.
+    Nothing is checked. The arguments are those of `decode_frames`; each frame is for one rank.
     """
     assert frames.announced is not None
     assert placed.plan.fan_out == 1
@@ -124,7 +124,7 @@ def _decode_group(
 def naming_senders(
     group: CodecGroup, plan: FramePlan, ranks: Sequence[int]
 ) -> AbstractContextManager[None]:
-    """Return a context that adds to the errors of a group the sender and the table."""
+    """Return a context that adds sender and table to the errors of a group."""
 
     def named(error: CorruptFrameError) -> CorruptFrameError:
         if error.segment is None:
@@ -179,7 +179,7 @@ def _by_sender_codec(
         which = (used == wire_id).nonzero().view(-1)
         codec, members = registry.decoder(wire_id), group.members[which]
         if codec is None:
-            raise _error_at(int(members[0]), f"unknown codec {wire_id}", plan, ranks)
+            raise _error_at(int(members[0]), f"unknown codec {wire_id}: import it", plan, ranks)
         part = CodecGroup(codec, group.segments.subset(which), members)
         parts.append((part, _bytes_of(part, encoded)))
     return parts

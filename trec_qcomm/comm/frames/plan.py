@@ -1,7 +1,7 @@
-"""FramePlan: what one rank encodes for its peers, or decodes from them, in one exchange.
+"""FramePlan: the frames that one rank encodes for its peers, or decodes from them, in an exchange.
 
-A `FramePlan` is what stays from batch to batch (tables, dims, codecs); `place` makes it the
-`PlacedFrames` of one batch, whose segments have rows and places.
+A `FramePlan` has what stays from batch to batch: tables, dims, codecs. Its method `place` returns
+the `PlacedFrames` of one batch, whose segments have rows and places.
 Knows: segments, codecs, frame sizes. Does not know: process groups, what the rows mean.
 Shapes: P frames, S segments in all, frame-major; G segments of one group.
 """
@@ -21,12 +21,12 @@ from trec_qcomm.wire import frame
 
 @dataclass(frozen=True, eq=False)
 class CodecGroup:
-    """Segments that one encode or decode call handles: equal codec and dim.
+    """Segments of equal codec and dim, which one encode or decode call handles.
 
     Args:
-        codec: the codec of all of them.
+        codec: the codec of all segments.
         segments: G segments, with rows and places.
-        members: [G] int64, the number of each among the S segments of the frames.
+        members: [G] int64, the index of each among the S segments of the frames.
         has_all: whether these are all S segments, in order.
     """
 
@@ -41,12 +41,12 @@ class CodecGroup:
         return _label(self.codec, self.segments.dim)
 
     def of_members(self, numbers: Tensor) -> Tensor:
-        """Return [G], the members' share of [S] numbers, one a segment of the frames."""
+        """Return [G], the members' numbers out of [S] numbers, one a segment of the frames."""
         return numbers if self.has_all else numbers[self.members]
 
 
 def joined(groups: Sequence[CodecGroup], numbers: Sequence[Tensor]) -> Tensor:
-    """Return [S] int64, the numbers of all segments of the frames.
+    """Return [S] int64, the groups' numbers in the order of the frames' segments.
 
     Args: groups: groups that together have every segment once.  numbers: [G] int64 of each group.
     """
@@ -69,18 +69,18 @@ class FramePlan:
 
     Args:
         tables: S names, the table of each segment.
-        table: [S] int64, the number of each segment's table.
+        table: [S] int64, the index of each segment's table.
         dims: [S] int64, values a row.
-        frame: [S] int64, the frame of each segment.
+        frame: [S] int64, the index of each segment's frame.
         codecs: [S] int64, wire ids of the config's codecs.
         segments_per_frame: P counts.
-        layouts: P hashes, see comm.rows.layout.
-        fan_out: number of ranks that each frame goes to: 1, or all (then P is 1).
+        layouts: P hashes (comm.rows.layout).
+        fan_out: number of ranks that get each frame: 1, or all (then P is 1).
         remote_copies: [P] int64, number of other ranks that get each frame.
-        tolerances: [S] float64, each codec's own; NaN where it has none.
-        divisors: [S] float64, what tolerances are divided by before a codec gets them: the number
-            of summands where the tolerance bounds the error of a sum, else 1.
-        groups: codec, dim and members of each group, see `CodecGroup`.
+        tolerances: [S] float64, each codec's own tolerance; NaN where it has none.
+        divisors: [S] float64; a tolerance is divided by it before a codec gets the tolerance. It is
+            the number of summands where the tolerance bounds the error of a sum, else 1.
+        groups: codec, dim and members of each group, as in `CodecGroup`.
         num_summands: number of decoded values that the receivers add up.
         value_nbytes: bytes of a value that is not coded.
     """
@@ -105,7 +105,7 @@ class FramePlan:
     ) -> "PlacedFrames":
         """Return the frames with the rows of one batch.
 
-        Args: num_rows, start, stride, numbers: [S] int64 each, see core.segments.Segments.
+        Args: num_rows, start, stride, numbers: [S] int64 each, as in core.segments.Segments.
         """
         places = [vector.contiguous() for vector in (num_rows, start, stride)]
         groups, has_all = [], len(self.groups) == 1
@@ -122,9 +122,9 @@ class FramePlan:
         return self.remote_copies[self.frame]
 
     def tolerances_to_encode(self, by_table: Tensor | None) -> Tensor:
-        """Return [S] float64, what `Codec.encode` gets for each segment.
+        """Return [S] float64, the tolerance that `Codec.encode` gets for each segment.
 
-        Args: by_table: [T] float64, in place of the codecs' own tolerances, by table number.
+        Args: by_table: [T] float64, by table index, in place of the codecs' own tolerances.
         """
         return self._own_tolerances if by_table is None else by_table[self.table] / self.divisors
 
@@ -135,13 +135,13 @@ class FramePlan:
 
 @dataclass(frozen=True, eq=False)
 class FrameLayout:
-    """Places of frames in a buffer, where each segment takes its largest size.
+    """Places of frames in a buffer in which each segment takes its largest size.
 
     Args:
         at: [S] int64, where each segment begins.
-        frame_nbytes: P ints, the size of each frame and of the padding behind it.
-        group_at: [G] int64 for each group, its members' share of `at`.
-        kept: memory for wire.frame.seal.
+        frame_nbytes: P ints, the size of each frame and of the padding after it.
+        group_at: [G] int64 for each group, the part of `at` that its members have.
+        kept: dictionary for wire.frame.seal.
     """
 
     at: Tensor
@@ -157,17 +157,17 @@ Sums = tuple[tuple[SummingCodec, Segments], ...]  # see PlacedFrames.sums
 class PlacedFrames:
     """Frames of one batch: a plan, and the rows and places of its segments.
 
-    What is derived is kept, so that it is there when a batch of the same sizes comes again.
+    Derived values are kept, for later batches of the same sizes.
 
     Args:
         plan: what stays from batch to batch.
         num_rows: [S] int64.
         groups: groups that together have every segment once.
     Derived:
-        raw_nbytes: [S] int64, bytes of the rows that are not coded.
+        raw_nbytes: [S] int64, bytes of the uncoded rows.
         fixed_size: whether all codecs are of fixed size; else the next two are upper bounds.
         max_nbytes: [S] int64, encoded bytes of each segment.
-        group_nbytes: [G] int64 for each group, its members' share of `max_nbytes`.
+        group_nbytes: [G] int64 for each group, the part of `max_nbytes` that its members have.
     """
 
     plan: FramePlan
@@ -189,7 +189,7 @@ class PlacedFrames:
         object.__setattr__(self, "group_nbytes", sizes)
 
     def layout(self, alignment: int) -> FrameLayout:
-        """Return the places of the frames. Args: alignment: see wire.frame.alignment_of."""
+        """Return the places of the frames. Args: alignment: result of wire.frame.alignment_of."""
         layout = self._layouts.get(alignment)
         if layout is None:
             counts = self.plan.segments_per_frame
@@ -200,21 +200,24 @@ class PlacedFrames:
 
     @cached_property
     def announced(self) -> frame.Announced:
-        """Codec and size of each segment, where all codecs are of fixed size."""
+        """Codec and size of each segment, if all codecs are of fixed size."""
         return frame.Announced(self.plan.codecs, self.max_nbytes)
 
     @cached_property
     def bytes_to_others(self) -> tuple[Tensor, Tensor]:
-        """Bytes of each segment that go to other ranks, raw and encoded, [S] int64 each; where all
-        codecs are of fixed size."""
+        """Raw and encoded bytes of each segment that go to other ranks, [S] int64 each.
+
+        For codecs of fixed size only.
+        """
         copies = self.plan.segment_copies
         return self.raw_nbytes * copies, self.max_nbytes * copies
 
     def sums(self, begin: int = 0) -> Sums | None:
-        """Return for each group its codec and where it writes the sum of these frames: the places
-        of the first frame. None: a codec does not add up what it decodes.
+        """Return, for each group, its codec and the places where it writes the sum of these frames.
 
-        Args: begin: the place in the buffer of what becomes place 0 of the sum.
+        They are the places of the first frame. None: a codec cannot add up while it decodes.
+
+        Args: begin: place in the buffer that becomes place 0 of the sum.
         Raises: ValueError: the frames do not hold the same rows.
         """
         if begin not in self._sums:
@@ -239,21 +242,21 @@ def plan_frames(
     num_summands: int = 1,
     value_nbytes: int = 4,
 ) -> FramePlan:
-    """Plan frames: number their segments and group these by codec and dim.
+    """Plan frames: number their segments, and group the segments by codec and dim.
 
     Args:
         frames: for each of P frames its segments as (table, dim).
         layouts: P hashes.
         codecs: {table: codec}.
-        table_numbers: {table: number} in statistics and in the tolerances of an encode call.
-        rank: this rank; frame p goes to rank p or comes from it, unless `fan_out` is above 1. The
+        table_numbers: {table: index} in statistics and in the tolerances of an encode call.
+        rank: this rank. Frame p goes to rank p or comes from it, unless `fan_out` is above 1. The
             frame of this rank itself does not count as sent.
-        fan_out: number of ranks that a single frame goes to, this rank among them.
+        fan_out: number of ranks that get a single frame, this rank among them.
         num_summands: number of decoded values that the receivers add up. The error bound of a
             BOUNDED codec is divided by it, so that it holds for the sum.
         value_nbytes: bytes of a value that is not coded.
-    Raises: ValueError: a sum of values whose codec is BOUNDED and has no tolerance to divide; rows
-        of a length that their codec does not take.
+    Raises: ValueError: a sum of values whose codec is BOUNDED and has no tolerance to divide, or
+        rows of a length that their codec does not take.
     """
     flat = [segment for segments in frames for segment in segments]
     by_key: dict[tuple[Codec, int], list[int]] = {}

@@ -1,8 +1,8 @@
-"""Decoding of frames whose rows are added up: what several ranks sent for the same places.
+"""Decode frames and add up their rows: several ranks sent rows for the same places.
 
-Codecs that can (core.codec.SummingCodec) read all frames at once and write the sums alone. For the
-others, and for sums of float16 and bfloat16, every frame is decoded and ops.rank_sum adds these.
-The bits are the same.
+A core.codec.SummingCodec reads all frames at once and writes only the sums. For other codecs, and
+for sums of float16 and bfloat16, every frame is decoded and ops.rank_sum adds up the rows. The bits
+are the same.
 
 Knows: frames, groups of segments. Does not know: process groups, which codec.
 Shapes: P frames of the same rows, N values each.
@@ -36,11 +36,11 @@ def decode_sum(
         frames, ranks, traffic: arguments of `frames.decoding.decode_frames`.
         placed: P >= 1 frames of the same rows, with places in a matrix [number of terms, N].
         out: N values, contiguous.
-        held_at: the place among the terms of the sum of what `out` holds, whose row no frame has.
-            -1: it is none.
-        memory: function that returns so many float32 values of any content; None: they are newly
+        held_at: index, among the terms of the sum, of the rows that `out` holds; no frame has these
+            rows. -1: the rows in `out` are no term.
+        memory: function that returns so many float32 values of any content; None: memory is newly
             allocated.
-    Raises: CorruptFrameError: see `decode_frames`.
+    Raises: CorruptFrameError: the same as `decode_frames`.
     """
     timer = Timer(traffic.decode_s)
     opened = open_frames(frames, placed, ranks)

@@ -18,7 +18,7 @@ from trec_qcomm.core.segments import int64_tensor
 class PooledAllToAll(PooledCollective):
     """Exchange of table-wise and column-wise shardings, and of two-level ones between nodes.
 
-    `start` takes [B, D_rank] and its result is [B_rank, D], whose columns lie owner by owner.
+    `start` takes [B, D_rank]. Its result is [B_rank, D], with the columns owner by owner.
     """
 
     def _place_exchange(self, plan: ExchangePlan, batch_sizes: tuple[int, ...]) -> PlacedExchange:

@@ -1,7 +1,7 @@
 """RowExchange, the state of one call of a collective of rows, and its two autograd nodes.
 
 `Launch` sends rows and `Collect` receives them. In backward `Collect` sends the gradients and
-`Launch` receives them, as in TorchRec, so that whatever runs in between overlaps with the network.
+`Launch` receives them, as in TorchRec. So computation between the two overlaps with the network.
 All four steps are named in profiler traces. On a GPU they run on a stream of their own.
 
 Knows: exchanges, autograd. Does not know: which codec, TorchRec.
@@ -35,10 +35,10 @@ class PendingRows:
 
     Args:
         call: the exchange.
-        then: function of the rows whose result `wait` returns; None: the rows.
+        then: function of the rows whose result `wait` returns; None: `wait` returns the rows.
         token: [0], of the rows' dtype, the tensor that joins the two autograd nodes. In backward
-            its gradient comes when the exchange of the rows' gradients has begun and is not waited
-            for yet.
+            its gradient arrives after the exchange of the rows' gradients was started, and before
+            it is waited for.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class PendingRows:
         return self._call.op.pg
 
     def wait(self) -> Tensor:
-        """Return the rows in the exchange's result_shape, or what `then` makes of them.
+        """Return the rows in the exchange's result_shape, or the result of `then`.
 
-        Raises: CorruptFrameError.  LostPeerError.
+        Raises: CorruptFrameError: a frame is wrong.  LostPeerError: a peer is gone.
         """
         rows: Tensor = Collect.apply(self._call, self.token)  # type: ignore[no-untyped-call]
         return rows if self._then is None else self._then(rows)
@@ -68,16 +68,16 @@ class RowExchange:
         op: the collective.
         exchange: the frames of this batch.
         call: the call, in forward.
-        exact: whether rows are sent unchanged in place of what the config says.
+        exact: whether rows are sent unchanged, whatever the config says.
         gradient_divisor: number that the gradients are divided by.
-        device: where the rows lie.
+        device: device of the rows.
         has_fixed_size: whether both ends know all sizes, by direction.
-        transforms: what changes the rows of this call.
+        transforms: transforms that change the rows of this call.
     Attributes:
         call: the direction that was begun last.
-        pending: the exchange that was launched and not waited for.
-        coded: the gradient that it codes. Autograd would add another one to it in place if nobody
-            else referred to it, while the stream of the exchange may still read it.
+        pending: the exchange that was launched and not waited for yet.
+        coded: the gradient that this exchange codes. The reference keeps autograd from adding
+            another gradient to it in place while the stream of the exchange may still read it.
         num_backwards: how often backward was launched.
     """
 

@@ -1,8 +1,8 @@
 """Channel: what all calls of one collective of rows share besides its codecs.
 
-These are the ranks, the numbers of calls, which key the noise and tell ranks that are out of step,
-the counters, and who looks on. On a GPU nothing waits for the kernels that check received frames:
-an error that they find is raised by a later exchange, or by `Channel.checks`.
+A channel has the ranks, the counters, the observers and the numbers of calls. The numbers key the
+noise, and reveal ranks that are out of step. On a GPU nothing waits for the kernels that check
+received frames: a later exchange, or `Channel.checks`, raises an error that they find.
 
 Knows: ranks, counters, doors. Does not know: plans, codecs, autograd.
 """
@@ -28,16 +28,16 @@ class Channel:
     Args:
         pg: the ranks.
         layout: columns of every rank, and the dtype of the rows.
-        name: text that keys the noise, and is in errors and traces.
-        intra: whether all ranks are in one node; statistics keep such traffic apart.
+        name: text that keys the noise and appears in errors and traces.
+        intra: whether all ranks are in one node; statistics count such traffic separately.
         seed: the config's seed of stochastic rounding; ranks, steps and directions draw different
             noise from it.
-        measure_error: whether to record max_abs_err, at the price of decoding what is sent.
+        measure_error: whether to record max_abs_err; this decodes all frames that are sent.
     Attributes:
         step: number of calls with gradients so far; part of the state.
         forward_traffic, backward_traffic: counters.
         checks: errors in frames in a GPU's memory.
-        observers: who sees the rows, see doors.py.
+        observers: observers of the rows (doors.py).
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class Channel:
         return Traffic(kind, self.layout.tables(), value_nbytes=self.dtype.itemsize)
 
     def add_observer(self, observer: Observer) -> None:
-        """Let an observer see the rows from now on; a second time changes nothing."""
+        """Let an observer see the rows from now on. A second call changes nothing."""
         if observer not in self.observers:
             self.observers += (observer,)
 
     def remove_observer(self, observer: Observer) -> None:
-        """Let an observer see no more rows."""
+        """Stop an observer from seeing rows."""
         self.observers = tuple(other for other in self.observers if other is not observer)
 
     def next_step(self, is_training: bool) -> int:
-        """Count a call, and return its number: of a training step, or of an evaluation."""
+        """Count a call, and return the number of its training step or evaluation."""
         step = self.step if is_training else self._num_evaluations
         self.step += is_training
         self._num_evaluations += not is_training
@@ -97,17 +97,17 @@ class Channel:
     def next_exchange(self, kind: int) -> int:
         """Return the number of the exchange that begins.
 
-        It is taken before anything can fail. So a rank that drops a batch stays out of step with
-        its peers, and they see it. Its lowest bits are the kind, so that a rank that evaluates is
-        told from ranks that train.
+        The number is taken before anything can fail. So a rank that drops a batch stays out of step
+        with its peers, and they notice. The lowest bits are the kind, so that a rank that evaluates
+        is told from ranks that train.
 
-        Args: kind: bits that say what the exchange is part of, see `RowExchange`.
+        Args: kind: bits that say what the exchange is part of (`RowExchange`).
         """
         self._num_exchanges += 1
         return self._num_exchanges << _KIND_BITS | kind
 
     def continue_from(self, other: "Channel") -> None:
-        """Go on where a channel of the same name stopped."""
+        """Continue where a channel of the same name stopped."""
         self.step, self._num_evaluations = other.step, other._num_evaluations
         self._num_exchanges, self.checks = other._num_exchanges, other.checks
         self.observers = other.observers

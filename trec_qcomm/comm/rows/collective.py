@@ -1,7 +1,7 @@
-"""RowCollective, the base of all exchanges of rows: codecs and plans, which may change.
+"""RowCollective, the base of all exchanges of rows, whose codecs and plans may change.
 
-`start` of a subclass launches the exchange and `wait` of what it returns ends it; the autograd
-nodes of both are in autograd.py.
+`start` of a subclass launches the exchange. It returns pending rows, and their `wait` ends the
+exchange. The autograd nodes of both are in autograd.py.
 
 Knows: frame plans, calls. Does not know: which codec, TorchRec.
 """
@@ -33,13 +33,13 @@ _MOST_KEPT = 32  # enough for the usual batch, an epoch's last one and evaluatio
 
 @dataclass(frozen=True, eq=False)
 class Coding:
-    """Codecs that a collective uses, and what follows from them.
+    """Codecs that a collective uses, and the plan that follows from them.
 
     Args:
         codecs: codecs of the rows.
-        plan: plan of the exchanges with them.
+        plan: plan of the exchanges with these codecs.
         has_fixed_size: whether both ends know all sizes, by direction.
-        transforms: what the codecs of gradients need to know of forward.
+        transforms: transforms that show forward's rows to codecs of gradients.
     """
 
     codecs: DirectionCodecs
@@ -49,7 +49,7 @@ class Coding:
     _kept: dict[Hashable, object] = field(default_factory=dict)
 
     def kept(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return make(), or what it returned for the key before; the latest few are kept."""
+        """Return make(), or its earlier result for the key; the latest few results are kept."""
         value = self._kept.pop(key) if key in self._kept else make()
         self._kept[key] = value  # as the latest
         if len(self._kept) > _MOST_KEPT:
@@ -65,7 +65,7 @@ class RowCollective(Channel):
         codecs: the config's codecs.
         exact: the codecs of `start(exact=True)`.
     Attributes:
-        tolerances, transform: doors, see doors.py; nothing stands behind them at first.
+        tolerances, transform: doors (doors.py), which are None at first.
     """
 
     def __init__(
@@ -130,20 +130,20 @@ class RowCollective(Channel):
         return self.codecs.updated(changes.for_values(self.dtype, self.name))
 
     def prepare_codecs(self, changes: DirectionCodecs) -> None:
-        """Make ready for codecs that `use_codecs` may be given later. Collective.
+        """Prepare for codecs that `use_codecs` may be given later. Collective.
 
         Args: changes: codecs of some tables.
-        Raises: ValueError: those of `use_codecs`.
+        Raises: ValueError: the same as `use_codecs`.
         """
         self._prepare(self._coding_of(self._changed(changes)))
 
     def use_codecs(self, changes: DirectionCodecs) -> None:
-        """Code some tables in another way from the next call on. Collective.
+        """Change the codecs of some tables from the next call on. Collective.
 
-        All ranks must call it between the same two calls. A call that has begun ends, backward
-        included, with the codecs that it began with.
+        All ranks must call this between the same two exchanges. An exchange that has begun ends,
+        backward included, with the codecs that it began with.
 
-        Args: changes: codecs of some tables; others keep theirs.
+        Args: changes: codecs of some tables; other tables keep their codecs.
         Raises: ValueError: rows of a length that a codec does not take, or a table that the
             collective does not have.
         """
@@ -159,13 +159,13 @@ class RowCollective(Channel):
     def replacing(
         self, forward: Mapping[str, Codec], *, evaluation: int | None = None
     ) -> Iterator[None]:
-        """Code the rows of some tables in another way inside the block, to evaluate with.
+        """Use other codecs for the rows of some tables inside the block, for an evaluation.
 
         All ranks must enter it together. Calls inside leave no trace in numbers of calls and in
         statistics.
 
         Args:
-            forward: {table: codec of fixed size}; others keep their codecs.
+            forward: {table: codec of fixed size}; other tables keep their codecs.
             evaluation: number of the first call inside, which keys its noise; None: the next one.
         """
         before = self._coding, self.transform, self.forward_traffic, self._num_evaluations
@@ -268,7 +268,7 @@ class RowCollective(Channel):
 
 
 class PooledCollective(RowCollective, ABC):
-    """Exchange of the rows of a matrix whose samples are grouped by rank: B_r samples of rank r."""
+    """Exchange of the rows of a matrix whose samples are grouped by rank, B_r samples of rank r."""
 
     @abstractmethod
     def _place_exchange(self, plan: ExchangePlan, batch_sizes: tuple[int, ...]) -> PlacedExchange:

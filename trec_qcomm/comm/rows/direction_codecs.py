@@ -12,8 +12,8 @@ from trec_qcomm.core.registry import codecs_of_16_bit_rows
 def codec_for_rows(codec: Codec, dtype: torch.dtype, where: str) -> Codec:
     """Return the codec for rows of a dtype.
 
-    Args: where: what has the codec, for the error.
-    Raises: ValueError: it does not take such rows; naming those that do.
+    Args: where: name of what has the codec, for the error.
+    Raises: ValueError: the codec does not take such rows; the error names the codecs that do.
     """
     try:
         return codec.for_values(dtype)
@@ -26,7 +26,7 @@ def codec_for_rows(codec: Codec, dtype: torch.dtype, where: str) -> Codec:
 class DirectionCodecs:
     """Codecs of the tables, the same on all ranks.
 
-    Args: forward, backward: {table: codec} of the rows and of their gradients.
+    Args: forward: {table: codec} of the rows.  backward: {table: codec} of their gradients.
     """
 
     forward: Mapping[str, Codec]
@@ -48,7 +48,7 @@ class DirectionCodecs:
         return DirectionCodecs(chosen("forward", self.forward), chosen("backward", self.backward))
 
     def updated(self, changes: "DirectionCodecs") -> "DirectionCodecs":
-        """Return these codecs with those of some tables changed."""
+        """Return these codecs with the changes for some tables."""
         return DirectionCodecs(
             forward={**self.forward, **changes.forward},
             backward={**self.backward, **changes.backward},

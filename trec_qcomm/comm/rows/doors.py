@@ -1,7 +1,7 @@
-"""Doors of a collective of rows: what tolerances, transforms and observers are given and may do.
+"""Doors of a collective of rows: interfaces of tolerances, transforms and observers.
 
 A collective has at most one `Tolerances` and one `RowTransform`, and any number of observers. All
-of them see calls by their `Call` and never the collective.
+of them get the `Call` and never the collective.
 
 Knows: placed frames. Does not know: what is behind a door.
 """
@@ -27,9 +27,9 @@ class Call:
         direction: "forward", or "backward" for the gradients of the rows.
         step: number of the training step, or of the evaluation, from 0 on.
         is_training: whether the call was made with gradients on.
-        seed: what stochastic rounding is drawn from, 0 <= seed < 2^63.
-        tolerances: [T] float64 in the order of `Layout.tables`, the codecs' tolerances; None:
-            their own.
+        seed: seed of stochastic rounding, 0 <= seed < 2^63.
+        tolerances: [T] float64 in the order of `Layout.tables`, one for each table. None: the
+            codecs' own tolerances.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Call:
 
     @property
     def moment(self) -> str:
-        """Number of the step or evaluation, in words."""
+        """Step or evaluation with its number, in words."""
         return f"{'step' if self.is_training else 'evaluation'} {self.step}"
 
 
 class Tolerances(Protocol):
-    """Rule that sets the tolerances of one sender's forward codecs, step by step.
+    """Rule that sets the tolerances of one sender's forward codecs in each step.
 
-    Gradients have a rule of another shape, see comm.dense.coder.GradientTolerances.
+    Dense gradients have another kind of rule, comm.dense.coder.GradientTolerances.
     """
 
     def observe(self, step: int, values: Tensor, placed: PlacedFrames) -> None:
@@ -62,29 +62,32 @@ class Tolerances(Protocol):
 
 
 class Observer:
-    """Base of onlookers, who see what a collective is about to send and what it has received.
+    """Base of observers, who see the rows that a collective will send and has received.
 
-    An observer may write to none of it. Each method does nothing unless a subclass has it.
+    An observer must not write to these rows. Each method does nothing unless a subclass overrides
+    it.
     """
 
     def before_encoding(self, call: Call, values: Tensor, placed: PlacedFrames) -> None:
-        """Look at rows. Args: values: buffer of the rows.  placed: the rows' places."""
+        """Look at rows to send. Args: values: buffer of the rows.  placed: the rows' places."""
 
     def looks_at_received(self, call: Call) -> bool:
-        """Return whether `after_decoding` is to be called; sums are then taken apart for it."""
+        """Return whether `after_decoding` is called; rows are then added up after decoding."""
         return False
 
     def after_decoding(self, call: Call, values: Tensor, placed: PlacedFrames) -> None:
-        """Look at decoded rows, before they are added up or used; see `before_encoding`."""
+        """Look at decoded rows, before they are added up or used. Args: as in `before_encoding`."""
 
 
 @dataclass(eq=False)
 class TransformedRows:
-    """Rows of one exchange as a transform has changed them; base of what learns what was decoded.
+    """Rows of one exchange as a transform has changed them.
+
+    A subclass may learn what receivers decode (`note`).
 
     Args:
         values: the rows to encode.
-        decoded: memory of the same shape for what they are decoded to; None: nobody asks.
+        decoded: memory of the same shape for the decoded rows; None: they are not needed.
     """
 
     values: Tensor
@@ -92,29 +95,30 @@ class TransformedRows:
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        """All tensors that `note` reads and writes, besides `values`."""
+        """Tensors that `note` reads and writes, besides `values`."""
         return () if self.decoded is None else (self.decoded,)
 
     def note(self) -> None:
-        """Learn what was decoded, if there is memory for it."""
+        """Learn what receivers decode, if there is memory for it (`decoded`)."""
 
 
 class CallTransform:
-    """Base of what a transform does in one call; each method does nothing unless a subclass has it.
+    """Base of a transform's work in one call.
 
-    Its methods are called once for each direction, forward first.
+    Each method does nothing unless a subclass overrides it. The methods are called once for each
+    direction, forward first.
     """
 
     def frames(
         self, direction: str, sent: PlacedFrames, received: PlacedFrames
     ) -> tuple[PlacedFrames, PlacedFrames]:
-        """Return the frames to use in place of these, with the same rows."""
+        """Return the frames to use in place of the given frames, with the same rows."""
         return sent, received
 
     def rows(
         self, direction: str, values: Tensor, sent: PlacedFrames, traffic: Traffic
     ) -> TransformedRows | None:
-        """Return the rows to encode in place of `values`; None: these.
+        """Return the rows to encode in place of `values`; None: `values` itself.
 
         Args: values: buffer of the rows.  sent: the rows' places.  traffic: the direction's
             counters.
@@ -122,20 +126,20 @@ class CallTransform:
         return None
 
     def end(self, direction: str) -> None:
-        """Take note that the exchange has ended and that its rows are decoded."""
+        """Note that the exchange has ended and that its rows are decoded."""
 
 
 class RowTransform(Protocol):
-    """Thing that changes the rows of a collective before they are encoded, in training steps."""
+    """Transform that changes a collective's rows before they are encoded, in training steps."""
 
     def begin(
         self, name: str, exchange: PlacedExchange, device: torch.device
     ) -> CallTransform | None:
-        """Return what to do in the call that begins; None: nothing.
+        """Return the transform of the call that begins; None: the call is not transformed.
 
         Args:
             name: the collective's name.
             exchange: the frames of the call.
-            device: where the rows lie.
+            device: device of the rows.
         Raises: ValueError: the call cannot be transformed.
         """

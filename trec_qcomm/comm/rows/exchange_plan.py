@@ -1,6 +1,6 @@
 """ExchangePlan: the frames of an exchange of rows and of the reverse exchange of their gradients.
 
-An `ExchangePlan` stays from batch to batch; with the rows of a batch it is a `PlacedExchange`.
+An `ExchangePlan` stays from batch to batch. With the rows of one batch it gives a `PlacedExchange`.
 
 Knows: frame plans, places of rows. Does not know: process groups, autograd.
 """
@@ -57,7 +57,7 @@ class ExchangePlan:
         )
 
     def place_packed(self, rows_sent: Tensor, rows_received: Tensor) -> "PlacedExchange":
-        """Return the exchange of segments that lie one behind the other at both ends.
+        """Return the exchange of segments that lie one after the other at both ends.
 
         Args: rows_sent, rows_received: [S] int64, rows of the segments of each side's frames.
         """
@@ -78,8 +78,8 @@ class PlacedExchange:
         backward_sent, backward_received: the gradients of the rows.
         sent_shape: shape of the rows given to `start`.
         result_shape: shape of the rows that `wait` returns.
-        num_summands: number of results that lie one behind the other in what is received, to be
-            added up in rank order.
+        num_summands: number of results that are received one after the other, to be added up in
+            rank order.
     """
 
     forward_sent: PlacedFrames
@@ -91,9 +91,9 @@ class PlacedExchange:
     num_summands: int = 1
 
     def count_uncoded(self, *traffics: Traffic) -> None:
-        """Count rows that are sent without frames, and the gradients if there is a counter of them.
+        """Count rows that are sent without frames, and their gradients if `traffics` has two.
 
-        Args: traffics: the counters of the rows, and of their gradients.
+        Args: traffics: a counter of the rows, and one of their gradients.
         """
         for traffic, placed in zip(traffics, (self.forward_sent, self.backward_sent), strict=False):
             raw, _ = placed.bytes_to_others

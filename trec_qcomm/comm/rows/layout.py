@@ -1,7 +1,7 @@
 """Layout: which rank owns which columns, and where a rank's rows lie in a buffer.
 
-Each function below that returns `Places` stands for one order of rows in a buffer. Places are
-num_rows, start and stride, as core.segments.Segments has them, [S] int64 each.
+Each function that returns `Places` stands for one order of rows in a buffer. Places are num_rows,
+start and stride, [S] int64 each, as core.segments.Segments has them.
 Shapes: S segments in P frames.
 """
 
@@ -35,7 +35,7 @@ class FeatureShard:
 
 @dataclass(frozen=True)
 class Layout:
-    """Columns of every rank: its FeatureShards, in order. It is equal on all ranks.
+    """Columns of every rank, as FeatureShards in order; equal on all ranks.
 
     Args:
         shards_by_rank: one tuple per rank of the process group.
@@ -46,11 +46,11 @@ class Layout:
     dtype: torch.dtype = torch.float32
 
     def dim_sum(self, rank: int) -> int:
-        """Return the number of columns of that rank's matrix."""
+        """Return the number of columns of a rank's matrix."""
         return sum(shard.dim for shard in self.shards_by_rank[rank])
 
     def fingerprint(self, rank: int) -> int:
-        """Return the 32-bit hash of that rank's shards and dtype, the layout field of its frames.
+        """Return the 32-bit hash of a rank's shards and dtype, the layout field of its frames.
 
         The hashed text is part of the wire format: no name of a class or a field may change it.
         """
@@ -79,13 +79,13 @@ class Layout:
         """Plan frames that hold the shards of these owners, one frame an owner.
 
         Args:
-            owners: for each of P frames, the rank whose shards it holds. For rows that this rank
-                sends, and gradients that it receives, that is always this rank; for rows that it
-                receives, and gradients that it sends, each rank once.
+            owners: for each of P frames, the rank whose shards it holds. This is always this rank
+                for rows that it sends and gradients that it receives. It is each rank once for rows
+                that this rank receives and gradients that it sends.
             rank: this rank.
             codecs: {table: codec}.
             repeats: number of times that the shards follow one another.
-            fan_out: number of ranks that a single frame goes to.
+            fan_out: number of ranks that get a single frame.
             num_summands: number of decoded values that the receivers add up.
         """
         return plan_frames(
@@ -103,7 +103,7 @@ class Layout:
 def in_matrix(plan: FramePlan, batch_sizes: Sequence[int], width: int) -> Places:
     """Place rows in a [sum(batch_sizes), width] matrix: frame p has the samples of rank p.
 
-    The segments of a frame lie side by side. Args: batch_sizes: P ints.
+    The segments of a frame lie side by side. Args: batch_sizes: P ints, the B_r.
     """
     counts = torch.tensor(plan.segments_per_frame, dtype=torch.int64)
     ends = exclusive_cumsum(plan.dims)  # one more than S, for empty frames at the end
@@ -114,14 +114,14 @@ def in_matrix(plan: FramePlan, batch_sizes: Sequence[int], width: int) -> Places
 
 
 def side_by_side(plan: FramePlan, num_samples: int) -> Places:
-    """Place rows in a [num_samples, sum of dims] matrix: a frame has all samples, some columns."""
+    """Place rows in a [num_samples, sum of dims] matrix: a frame has some columns."""
     num_rows = torch.full_like(plan.dims, num_samples)
     stride = torch.full_like(num_rows, int(plan.dims.sum()))
     return num_rows, exclusive_cumsum(plan.dims)[:-1], stride
 
 
 def behind_one_another(plan: FramePlan, first_frame: Places, size: int) -> Places:
-    """Place frames with equal segments one behind the other, `size` values apart.
+    """Place frames with equal segments one after the other, `size` values apart.
 
     Args: first_frame: places of the first frame's segments.
     """
@@ -131,7 +131,7 @@ def behind_one_another(plan: FramePlan, first_frame: Places, size: int) -> Place
 
 
 def packed(plan: FramePlan, num_rows: Tensor) -> Places:
-    """Place segments one behind the other, in the order of the frames.
+    """Place segments one after the other, in the order of the frames.
 
     Args: num_rows: [S] int64.
     """

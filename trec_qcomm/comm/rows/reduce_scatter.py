@@ -1,12 +1,11 @@
 """Pooled reduce-scatter: partial sums of all ranks are added up at the owners of the samples.
 
 Forward is an all-to-all of encoded partial rows. They are decoded and summed in rank order, in the
-dtype of the rows, so the result does not depend on the order of arrival, and encoded bytes are
-never added.
-Backward sends one gradient to every rank: equal frames, encoded once. Where both ends know which
-partial rows are empty, `start_selected` sends only the others and only their gradients.
+dtype of the rows. So the result does not depend on the order of arrival, and encoded bytes are
+never added. Backward sends one gradient to every rank: equal frames, encoded once. If both ends
+know which partial rows are empty, `start_selected` leaves out these rows and their gradients.
 
-Error: each of the P partial rows is coded with 1/P of a BOUNDED codec's error bound, so the bound
+Error: each of the P partial rows is coded with 1/P of a BOUNDED codec's error bound. So the bound
 holds for the sum, up to the sum's own rounding, (P - 1) 2^-24 sum|x|.
 Shapes: B_r samples of rank r, B their sum; D columns, equal on all P ranks.
 """
@@ -39,11 +38,11 @@ from trec_qcomm.ops.batch.rows import Rows
 class PooledReduceScatter(PooledCollective):
     """Exchange of row-wise shardings, and of two-level ones inside a node.
 
-    `start` takes [B, D] and its result is [B_rank, D].
+    `start` takes [B, D]. Its result is [B_rank, D].
     """
 
     def __init__(self, pg: dist.ProcessGroup, layout: Layout, **options: Any) -> None:
-        """Take the arguments of RowCollective. Raises ValueError: ranks whose columns differ."""
+        """Take the arguments of RowCollective. Raises ValueError if the ranks' columns differ."""
         if len(set(layout.shards_by_rank)) > 1:
             raise ValueError(f"{options['name']}: ranks whose columns differ cannot be summed")
         super().__init__(pg, layout, **options)
@@ -92,8 +91,8 @@ class PooledReduceScatter(PooledCollective):
             rows_sent: [P][number of shards, or a multiple], batch sizes.
             exact, gradient_divisor: arguments of `start`.
         Returns: PendingRows of [M]: for each shard, this rank's rows.
-        Raises: ValueError: rows of another shape or dtype, or sizes that are no multiple of the
-            shards.  UnencodableError.
+        Raises: ValueError: rows of another shape or dtype, or a number of sizes that is no multiple
+            of the number of shards.  UnencodableError: a value that a codec refuses.
         """
         repeats, rest = divmod(
             len(rows_sent[self.rank]), max(len(self.layout.shards_by_rank[0]), 1)
@@ -121,7 +120,7 @@ class PooledReduceScatter(PooledCollective):
         exact: bool = False,
         gradient_divisor: int = 1,
     ) -> Any:
-        """Launch the exchange of some partial rows; the others are 0, and get a gradient of 0.
+        """Launch the exchange of some partial rows. All other rows are 0 and get a gradient of 0.
 
         Args:
             rows: partial rows in any shape, of the layout's dtype.

@@ -1,4 +1,4 @@
-"""Selected rows of a buffer: packed before an exchange, added up after it, with gradients.
+"""Pack selected rows of a buffer before an exchange, and add them up after it, with gradients.
 
 Knows: ops.rows, autograd. Does not know: why rows are selected, codecs, process groups.
 """
@@ -14,21 +14,21 @@ from trec_qcomm.ops.batch.rows import Rows, add, take
 
 
 def take_rows(values: Tensor, rows: Rows) -> Tensor:
-    """Return [rows.num_values], the rows one behind the other.
+    """Return the selected rows one after the other, [rows.num_values].
 
-    The other rows get a gradient of 0.
+    Rows that are not selected get a gradient of 0.
     """
     packed: Tensor = _Take.apply(values, rows)  # type: ignore[no-untyped-call]
     return packed
 
 
 def add_rows(packed: Tensor, rows: Rows, shape: tuple[int, ...]) -> Tensor:
-    """Return the sums of rows that lie one behind the other; 0 where nothing was sent.
+    """Return the sums of packed rows at their places; 0 where no row was sent.
 
     Args:
         packed: [rows.num_values].
-        rows: places of the rows in the result, in rank order, so that sums do not depend on which
-            rows come first.
+        rows: places of the rows in the result, in rank order, so that sums do not depend on the
+            order of arrival.
         shape: shape of the result.
     """
     sums: Tensor = _Add.apply(packed, rows, shape)  # type: ignore[no-untyped-call]

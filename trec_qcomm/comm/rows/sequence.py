@@ -1,7 +1,7 @@
 """Sequence all-to-all: a row for every id goes to the owner of the sample, its gradient comes back.
 
-The rows of a table for one rank lie together at both ends. So TorchRec's permutes of rows before
-and after the exchange are not needed: a segment says where its rows lie.
+The rows of a table for one rank lie together at both ends, and a segment says where. So TorchRec's
+permutes of rows before and after the exchange are not needed.
 Shapes: P ranks; F shards (features) of this rank; all rows have D values.
 """
 
@@ -21,7 +21,7 @@ class SequenceAllToAll(RowCollective):
     """Exchange of table-wise, column-wise and row-wise shardings of unpooled embeddings."""
 
     def __init__(self, pg: dist.ProcessGroup, layout: Layout, **options: Any) -> None:
-        """Take the arguments of RowCollective. Raises ValueError: rows of several widths."""
+        """Take the arguments of RowCollective. Raises ValueError if rows have several widths."""
         dims = {shard.dim for shards in layout.shards_by_rank for shard in shards}
         if len(dims) > 1:
             raise ValueError(f"{options['name']}: rows of {sorted(dims)} values must be equal")

@@ -1,1 +1,1 @@
-"""auto: it times candidates on the model and network at hand, and takes the fastest."""
+"""auto: time candidates on the model and network at hand, and take the fastest."""

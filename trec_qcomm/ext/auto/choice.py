@@ -1,7 +1,8 @@
-"""Choice: for each part of a step's traffic, the candidate whose settings it has.
+"""Choice: for each part of a step's traffic, the candidate whose settings the part has.
 
-A candidate is a config that passed the quality gate, such as a preset. What several candidates set
-part by part is within the gate's limits, too, as no part errs more than in one of them.
+A candidate is a config that passed the quality gate, such as a preset. A choice that mixes
+candidates part by part is within the gate's limits, too, because no part errs more than in one of
+them.
 
 Knows: configs. Does not know: sessions, times.
 """
@@ -17,11 +18,12 @@ EXACT = "exact"
 
 @dataclass(frozen=True)
 class Choice:
-    """Settings of all parts of a step's traffic; without arguments those of TorchRec alone.
+    """Settings of all parts of a step's traffic; the defaults are TorchRec alone.
 
     Args:
-        forward, backward: candidate whose codecs the rows and their gradients have, or `exact`.
-        dense: candidate by whose rules dense gradients are reduced; `exact`: by DDP.
+        forward: candidate whose codecs the rows have, or `exact`.
+        backward: candidate whose codecs the rows' gradients have, or `exact`.
+        dense: candidate whose rules reduce dense gradients; `exact`: DDP reduces them.
         ids, bags: arguments of QComm.use_codecs.
     """
 

@@ -1,4 +1,4 @@
-"""AutoExtension: what a config's `auto` adds to a session: it times steps and changes codecs.
+"""AutoExtension: time steps and change codecs, as a config's `auto` says.
 
 Knows: sessions, clocks. Does not know: how the search goes.
 """
@@ -37,7 +37,7 @@ class AutoExtension(Extension):
     Attributes:
         choice: the choice in force, or the one that is tried.
         is_tuning: whether a search is going on.
-        tuned: what the latest search of this run ended with; None: none did.
+        tuned: result of this run's latest search; None: no search has ended.
         num_tried: number of steps that the latest search took.
     """
 
@@ -75,7 +75,7 @@ class AutoExtension(Extension):
             self._use(self.choice)
 
     def check_step(self, step: int) -> None:
-        """Count a step when its first rows are sent; change codecs before they are."""
+        """Count a step before its first rows are sent, and change codecs then."""
         if step == self._step or self._session.exact:
             return
         self._step = step
@@ -160,13 +160,16 @@ class AutoExtension(Extension):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return "choice", the choice and its number of ranks as JSON text, empty before there is
-        one, and "chosen_at", the step of the choice."""
+        """Return {"choice", "chosen_at"}.
+
+        "choice" is JSON text of the choice and its number of ranks, empty before there is a choice.
+        "chosen_at" is the step of the choice.
+        """
         kept = "" if self.is_tuning else json.dumps([dist.get_world_size(), write(self.choice)])
         return {"choice": kept, "chosen_at": torch.tensor(self._chosen_at)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with the choice of a `state_dict` of as many ranks; else, and {}: begin anew."""
+        """Continue with the choice of a `state_dict` of as many ranks; else begin anew."""
         if self._rule.choice is not None:
             return
         kept = json.loads(str(state.get("choice", "")) or "[0, {}]")

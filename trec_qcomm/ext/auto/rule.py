@@ -1,4 +1,4 @@
-"""AutoRule: which candidates a tuning tries, how long, and when it tries again.
+"""AutoRule: the candidates that a tuning tries, for how long, and when it tries again.
 
 Knows: configs by name. Does not know: sessions, times.
 """
@@ -22,23 +22,23 @@ from trec_qcomm.ext.auto.choice import EXACT, Choice, choice_of, options
 class AutoRule(Section):
     """Settings of `auto`, which measures on the model and network at hand and takes the fastest.
 
-    In the first steps of a training it times TorchRec alone and each candidate, then rows,
-    gradients, dense gradients, ids and distinct bags apart. All ranks change at the same step, by
-    the mean of their seconds. The choice is kept in checkpoints. It does not reach DATA_PARALLEL
-    tables, which the config's `data_parallel` says, nor the tolerance of `compress_ddp`, which
-    takes `dense` as it stands.
+    In the first steps of a training it times TorchRec alone and each candidate. Then it times rows,
+    gradients, dense gradients, ids and distinct bags separately. All ranks change at the same step,
+    by the mean of their seconds. Checkpoints keep the choice. It does not hold for DATA_PARALLEL
+    tables, which follow the config's `data_parallel`, nor for `compress_ddp`, which takes `dense`
+    as it stands.
 
     Args:
         candidates: names of presets or paths of configs, the finest first, whose rules may be
-            chosen; take those that your quality gate passed. `exact`, TorchRec alone, always is
-            one. A candidate's dense rules and packed ids count where the config has `dense` and
-            `ids`, its distinct bags where the config's `unique_bags` allows them.
-        pooled_only: candidates whose codecs of rows are not for a model with unpooled rows, which
-            gets those of the candidate before. The bound of `best` is too coarse for the gradients
-            of sequences.
-        steps: number of steps that are timed at once with one choice; two steps go before them.
-        retune_every: number of steps after which it tries again; 0: never. Another number of ranks
-            makes it try again, too.
+            chosen. Take configs that passed your quality gate. `exact`, TorchRec alone, is always a
+            candidate. A candidate's dense rules and packed ids count only if the config has `dense`
+            and `ids`, its distinct bags only if the config's `unique_bags` allows them.
+        pooled_only: candidates whose codecs of rows are only for pooled rows. A model with unpooled
+            rows gets the codecs of the candidate before. The bound of `best` is too coarse for the
+            gradients of sequences.
+        steps: number of steps that are timed at once with one choice, after two untimed steps.
+        retune_every: number of steps after which it tries again; 0: never. It also tries again if
+            the number of ranks changes.
         choice: settings to use without trying, such as {dense: fast, bags: distinct}.
     """
 
@@ -85,7 +85,7 @@ class AutoRule(Section):
 
     def check(self, owner: Any) -> None:
         if not owner.embedding:
-            raise ValueError("auto: has nothing to choose without rules of embedding")
+            raise ValueError("auto: has nothing to choose without rules of embedding; add one")
         if owner.guard is not None:
             raise ValueError("auto: guard chooses codecs, too; allowed: one of them")
 

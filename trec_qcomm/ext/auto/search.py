@@ -1,9 +1,10 @@
 """Search for the choice whose steps take the least time.
 
-Whole candidates are timed first, and those that are nearly as fast as the fastest once more. Then
-each part of the fastest is set as in another candidate, one after the other, and what pays stays.
-A part with several settings of equal time gets the finest. Where exact TorchRec is nearly as fast
-as the result, both are timed once more, apart from what chance has favoured so far.
+Whole candidates are timed first. Those that are nearly as fast as the fastest are timed once more.
+Then each part of the fastest is set as in another candidate, one part after the other, and settings
+that save time stay. If several settings take equal time, the part gets the finest. If exact
+TorchRec is nearly as fast as the result, both are timed again, without the earlier times, which
+chance may have favoured.
 
 Knows: choices, seconds. Does not know: sessions, clocks, process groups.
 """
@@ -25,7 +26,7 @@ _TIE = 0.01  # largest loss for which a part is set finer
 
 @dataclass(frozen=True)
 class Tuned:
-    """Choice that a search ended with.
+    """Result of a search.
 
     Args: choice: the choice.  seconds: median of a step's seconds with each choice that was timed.
     """
@@ -55,7 +56,7 @@ class _Times:
 
 
 def search(candidates: Sequence[Choice], options: Mapping[str, Sequence[str]]) -> Search:
-    """Yield choices to train some steps with, take the seconds of these steps, return the result.
+    """Yield choices to train some steps with, take their seconds, and return the result.
 
         seconds = None
         while True:

@@ -1,4 +1,4 @@
-"""DCT (Gupta et al. 2021): rows and gradients of which only the largest values are sent.
+"""DCT (Gupta et al. 2021): send only the largest values of rows and gradients.
 
 One implementation in torch operations, the same on a CPU and on a GPU.
 """

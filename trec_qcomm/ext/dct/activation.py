@@ -1,8 +1,8 @@
-"""sparsify_activation: an activation as it leaves a pipeline stage that sends its largest values.
+"""sparsify_activation: keep only the largest values of an activation, as a pipeline stage sends it.
 
-Source: Gupta et al. 2021 (DCT, model parallel): only the most relevant neurons of each sample are
-sent to the next stage, and backward only their gradients. TorchRec's embeddings have that as the
-codecs topk and forward_mask; this is the same for any other activation.
+Source: Gupta et al. 2021 (DCT, model parallel). Only the most relevant neurons of each sample are
+sent to the next stage, and in backward only their gradients. TorchRec's embeddings have this as the
+codecs topk and forward_mask. This function does the same for any other activation.
 """
 
 from typing import Any
@@ -20,17 +20,17 @@ from trec_qcomm.ext.dct.masks import Masks
 def sparsify_activation(
     values: Tensor, codec: TopK, *, backward: ForwardMask | None = None
 ) -> Tensor:
-    """Return an activation with only the columns that `codec` keeps of each row; the others are 0.
+    """Return an activation with only the columns that `codec` keeps of each row; all others are 0.
 
-    Backward the gradients of the same columns arrive, and 0 for the others; which columns these are
-    need not be sent again. Values and gradients are encoded and decoded, so they are rounded as the
-    codecs round them, and `sparsified_nbytes` says what they take. Nothing is sent here. A gradient
-    of a gradient is an error.
+    In backward the gradients of the same columns arrive, and 0 for all others. The columns need not
+    be sent again. Values and gradients are encoded and decoded, so the codecs round them.
+    `sparsified_nbytes` returns their bytes. This function sends nothing. A gradient of a gradient
+    is an error.
 
     Args:
         values: [..., D] float32, on a CPU or a GPU; the last dimension is a row.
-        codec: which columns of a row are kept, and how their values are rounded.
-        backward: how gradients are rounded; None: as `codec` rounds values.
+        codec: codec that chooses the columns of a row and rounds their values.
+        backward: codec that rounds gradients; None: they are rounded as `codec` rounds values.
     Returns: [..., D] float32.
     Raises: ValueError: another dtype, no columns, or a codec that is no TopK.
     """
@@ -48,7 +48,7 @@ def sparsify_activation(
 def sparsified_nbytes(values: Tensor, codec: TopK, *, backward: ForwardMask | None = None) -> int:
     """Return the bytes of an activation that is sent, and of its gradients, without any header.
 
-    Args: the same as those of `sparsify_activation`.
+    The arguments are those of `sparsify_activation`.
     """
     segments = _segments(values)
     forward = int(_encode(codec, values.detach().contiguous(), segments)[1])

@@ -1,10 +1,11 @@
 """Codecs topk, forward_mask and threshold: only the largest values are sent.
 
-topk sends each row's columns of largest magnitude, forward_mask the same columns of the gradients:
-with 6 of 128 columns as fp16, forward is 29.7x and backward 42.7x smaller than float32.
-threshold sends the values of at least some magnitude, wherever they are, and is for gradients: of
-independent normal values 1 % as int8 take 18 bits each, 177x less than float32 for all; .1 % take
-21 bits each, 1490x less. What is not sent should be added to the next step's values (error
+topk sends each row's columns of largest magnitude, forward_mask the same columns of the gradients.
+With 6 of 128 columns as fp16, forward is 29.7x and backward 42.7x smaller than float32.
+
+threshold sends the values of at least some magnitude, wherever they are, and is for gradients. Of
+independent normal values, 1 % as int8 take 18 bits each, 177x less than float32 for all; .1 % take
+21 bits each, 1490x less. Values that are not sent should be added to the next step's values (error
 feedback).
 Source: Gupta et al. 2021 (DCT). A later study warns that a model trained with top-k activations
 serves well only if the codec stays on at inference: evaluate both.
@@ -32,21 +33,22 @@ _Magnitude = Annotated[float, Range(0)]
 
 @dataclass(frozen=True)
 class TopK(Codec):
-    """Codec that sends the columns of largest magnitude of each row; the others decode to 0.
+    """Codec that sends the columns of largest magnitude of each row; all others decode to 0.
 
-    Give either `density` or `threshold`. NaN and inf count as larger than all finite values, so a
-    row that holds some still does after decoding. With `density`, if a row has more than k of them,
-    only the first k arrive. `trec_qcomm.sparsify_activation(values, TopK(density=0.05))` does the
-    same to any other activation, such as one that goes to the next stage of a pipeline, and
-    `forward_mask` to its gradient: an autograd function, which sends nothing itself.
+    Give either `density` or `threshold`. NaN and inf count as larger than all finite values, so
+    they arrive. With `density`, if a row has more than k of them, only the first k arrive.
+
+    `trec_qcomm.sparsify_activation(values, TopK(density=0.05))` does the same to any other
+    activation, such as one that goes to the next stage of a pipeline, and does the same as
+    `forward_mask` to its gradient. It is an autograd function, which sends nothing itself.
 
     Args:
         density: share of the columns, > 0; keep the k = max(1, ceil(density * dim)) values of
-            largest magnitude of each row (lowest columns first where equal). The product is that of
-            the decimal number as written: 0.07 of 100 is 7.
+            largest magnitude of each row (lowest columns first where equal). The product is taken
+            of the decimal number as written: 0.07 of 100 is 7.
         threshold: smallest magnitude; keep all values with |x| >= threshold.
-        values: how kept values are sent: fp32, fp16, or int8 with one scale for each segment
-            (ext.dct.values).
+        values: format of the values that are sent: fp32, fp16, or int8 with one scale for each
+            segment (ext.dct.values).
     """
 
     density: Annotated[float, Range(0, 1)] | None = None
@@ -69,30 +71,28 @@ class TopK(Codec):
 
     @property
     def contract(self) -> Contract:
-        """EXACT where all columns are sent as float32, else BIASED."""
+        """Contract: EXACT if all columns are sent as float32, else BIASED."""
         is_exact = self.density == 1 and self.values == "fp32"
         return Contract.EXACT if is_exact else Contract.BIASED
 
     @property
     def fixed_size(self) -> bool:
-        """Whether every row keeps the same number of values, as with `density`."""
+        """Whether every row keeps the same number of values: with `density`."""
         return self.density is not None
 
     @property
     def tolerance(self) -> float | None:
-        """The threshold, as the number that control may set; None with `density`."""
+        """Threshold, which may be changed for each step; None with `density`."""
         return self.threshold
 
     def top_k(self, dim: int) -> int:
-        """Return how many columns of a row of `dim` values are kept. Raise ValueError without a
-        density."""
+        """Return how many of `dim` columns are kept. Raise ValueError without a density."""
         if self.density is None:
             raise ValueError("topk: has a threshold and no density")
         return max(1, math.ceil(Fraction(repr(self.density)) * dim))
 
     def max_nbytes(self, segments: Segments) -> Tensor:
-        """Return [S] int64, sizes in bytes: exact with a density, else never exceeded. All methods:
-        core.codec.Codec."""
+        """Return [S] int64, sizes in bytes: exact with a density, else never exceeded."""
         if self.density is None:
             return rows.max_nbytes(segments, self.values)
         return rows.top_k_nbytes(segments, self.top_k(segments.dim), self.values)
@@ -109,7 +109,7 @@ class TopK(Codec):
     ) -> Encoded:
         """Write the kept columns; note them in the masks, if any.
 
-        Raises: ValueError: tolerances that are no thresholds, or given with a density.
+        Raises: ValueError: tolerances that are no thresholds, or tolerances with a density.
         """
         if self.density is not None:
             if tolerances is not None:
@@ -132,12 +132,13 @@ class TopK(Codec):
 class ForwardMask(Codec):
     """Codec for gradients of rows that `topk` coded: it sends just the columns that `topk` kept.
 
-    Which columns these are is not sent: both ends of an exchange remember the masks of forward
-    (ext.dct.masks). Without masks `encode` and `decode` raise ValueError, and `max_nbytes` is
-    the size of all columns. It needs a table- or column-wise sharding: with row-wise sharding one
-    gradient goes to all ranks, and each of them kept other columns.
+    The columns' numbers are not sent: both ends of an exchange remember the masks of forward
+    (ext.dct.masks). Without masks `encode` and `decode` raise ValueError, and `max_nbytes` is the
+    size of all columns. The codec needs a table- or column-wise sharding. With row-wise sharding
+    one gradient goes to all ranks, and each of them kept other columns.
 
-    Args: values: how kept values are sent: fp32, fp16, or int8 with one scale for each segment.
+    Args: values: format of the values that are sent: fp32, fp16, or int8 with one scale for each
+        segment.
     """
 
     values: ValueFormat = "fp16"
@@ -149,11 +150,11 @@ class ForwardMask(Codec):
     has_gpu_kernels = True
 
     def row_transform(self, plan: ExchangePlan) -> MaskTransform:
-        """Return what keeps forward's masks. Raises ValueError: a row-wise sharding."""
+        """Return what keeps forward's masks. Raises ValueError for a row-wise sharding."""
         return MaskTransform(plan)
 
     def max_nbytes(self, segments: Segments) -> Tensor:
-        """Return [S] int64, sizes in bytes, exact with masks. All methods: core.codec.Codec."""
+        """Return [S] int64, sizes in bytes, exact with masks."""
         return rows.masked_nbytes(segments, self.values)
 
     def encode(
@@ -170,22 +171,22 @@ class ForwardMask(Codec):
         return rows.encode_masked(values, segments, payload, at, stored=self.values)
 
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
-        """Write the columns back, with zeros in the others."""
+        """Write the columns back, with zeros in all others."""
         rows.decode_masked(encoded, segments, out)
 
 
 @dataclass(frozen=True)
 class Threshold(Codec):
-    """Codec that sends the values with |x| >= threshold, and NaN; the others decode to 0.
+    """Codec that sends the values with |x| >= threshold, and NaN; all others decode to 0.
 
-    `topk` with a threshold keeps the same values row by row, and `forward_mask` can then send the
-    gradients of just these; this codec is smaller where few values are kept. For gradients only.
+    It is for gradients only. `topk` with a threshold keeps the same values row by row, and
+    `forward_mask` can then send just their gradients. This codec is smaller where few values are
+    kept.
 
     Args:
-        threshold: smallest magnitude that is sent; a rule's `refresh` finds other ones while
-            training.
-        values: how kept values are sent: fp32, fp16, or int8 with one scale for each segment
-            (ext.dct.values).
+        threshold: smallest magnitude that is sent; a rule's `refresh` changes it while training.
+        values: format of the values that are sent: fp32, fp16, or int8 with one scale for each
+            segment (ext.dct.values).
     """
 
     threshold: _Magnitude
@@ -203,7 +204,7 @@ class Threshold(Codec):
 
     @property
     def tolerance(self) -> float:
-        """The threshold, as the number that control may set."""
+        """Threshold, which may be changed for each step."""
         return self.threshold
 
     def max_nbytes(self, segments: Segments) -> Tensor:

@@ -1,6 +1,6 @@
 """Headers and values of segments, which the formats topk, forward_mask and threshold share.
 
-Positions, which follow the values, are the formats' own. Segment bytes: FORMAT.md, "topk".
+Positions follow the values, and differ between the formats. Segment bytes: FORMAT.md, "topk".
 Shapes: S segments, K kept values.
 """
 
@@ -37,10 +37,10 @@ _FLT_MAX, _FLT_MIN = torch.finfo(torch.float32).max, torch.finfo(torch.float32).
 
 
 class Layout:
-    """Sizes of segments, and where their parts begin in a buffer of their own.
+    """Sizes of segments, and where their parts begin in a separate buffer.
 
-    All attributes are [S] int64 on CPU, in bytes. Segment s has `nbytes[s]` of them and begins at
-    `start[s]`, its values at `values[s]` and its positions at `positions[s]`.
+    All attributes are [S] int64 on CPU, in bytes. Segment s has `nbytes[s]` bytes and begins at
+    `start[s]`. Its values begin at `values[s]`, its positions at `positions[s]`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Layout:
         positions_nbytes: Tensor | int,
         header_nbytes: int = HEADER_NBYTES,
     ) -> None:
-        """Lay segments out. Args: num_kept: [S] int64 on CPU; the others are one or [S] numbers."""
+        """Lay out segments. Args: num_kept: [S] int64 on CPU; the others are one or [S] numbers."""
         before_positions = header_nbytes + num_kept * value_nbytes
         self.nbytes = aligned(before_positions + positions_nbytes)
         self.start = starts_of(self.nbytes)
@@ -61,12 +61,12 @@ class Layout:
 def write_heads(
     kept: Tensor, num_kept: Tensor, layout: Layout, *, kind: int, forms: Tensor | None
 ) -> Tensor:
-    """Return a buffer with headers and values; what follows them is 0.
+    """Return a buffer with headers and values; all bytes after them are 0.
 
     Args:
         kept: [K] float32, the values of all segments.
-        num_kept: [S] int64 on CPU, how many of them each segment has.
-        kind: how values are stored, the field `values`.
+        num_kept: [S] int64 on CPU, how many values each segment has.
+        kind: code of the values' format, the field `values`.
         forms: [S] int64 on CPU, the second byte of each header; None: headers end after the scale.
     """
     device, buffer = kept.device, new_bytes(layout.nbytes, kept.device)
@@ -84,7 +84,7 @@ def write_heads(
 
 
 class Heads:
-    """Headers of received segments, checked; their bytes are in a buffer of their own.
+    """Headers of received segments, checked; their bytes are in a separate buffer.
 
     Attributes:
         buffer: the bytes of all segments.
@@ -94,8 +94,8 @@ class Heads:
     def __init__(self, encoded: Encoded, numels: Tensor, *, header_nbytes: int) -> None:
         """Read the headers.
 
-        Args: numels: [S] int64 on CPU, the most values that each segment may keep, or all that it
-            keeps where its header does not say it.
+        Args: numels: [S] int64 on CPU, the most values that each segment may keep; or how many it
+            keeps, if its header does not say so.
         Raises: CorruptFrameError: a field that no encoder writes.
         """
         self._nbytes = encoded.nbytes
@@ -119,7 +119,7 @@ class Heads:
         )
 
     def layout(self, positions_nbytes: Tensor | int, header_nbytes: int = HEADER_NBYTES) -> Layout:
-        """Return where the parts of segments lie. Raise CorruptFrameError unless sizes agree."""
+        """Return the places of the segments' parts. Raise CorruptFrameError unless sizes agree."""
         value_nbytes = torch.tensor(NBYTES)[self.kinds]
         layout = Layout(self.num_kept, value_nbytes, positions_nbytes, header_nbytes)
         raise_first((BAD_SIZE, layout.nbytes != self._nbytes))
@@ -143,9 +143,9 @@ class Heads:
 
 
 def scatter_kept(keep: Tensor, kept: Tensor) -> Tensor:
-    """Return float32 of the shape of `keep`: the values where it is true, else 0.
+    """Return float32 of the shape of `keep`: the values where `keep` is true, else 0.
 
-    They are copied as bits, so that a signalling NaN stays one.
+    Values are copied as bits, so that a signalling NaN stays one.
     """
     rows = torch.zeros(keep.shape, dtype=torch.int32, device=keep.device)
     return rows.masked_scatter_(keep, kept.view(torch.int32)).view(torch.float32)
@@ -154,8 +154,8 @@ def scatter_kept(keep: Tensor, kept: Tensor) -> Tensor:
 def raise_first(*checks: tuple[str, Tensor]) -> None:
     """Raise CorruptFrameError for the first segment that one of the checks finds bad.
 
-    Args: checks: reason, and [S] bool on CPU, whether a segment is bad; of several reasons that
-        hold for a segment the first one counts.
+    Args: checks: pairs of a reason and [S] bool on CPU, whether a segment is bad. If several
+        reasons hold for a segment, the first one counts.
     """
     bad = torch.stack([is_bad for _, is_bad in checks])
     if bool(bad.any()):

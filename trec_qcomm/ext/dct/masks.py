@@ -1,7 +1,7 @@
-"""Masks: which columns of each row `topk` kept, and how both ends of an exchange remember them.
+"""Masks: the columns of each row that `topk` kept, which both ends of an exchange remember.
 
-`forward_mask` sends the gradients of these columns alone. The masks are `Segments.notes`, written
-when rows are encoded and decoded; a MaskTransform keeps them from forward to backward.
+`forward_mask` sends only the gradients of these columns. The masks are `Segments.notes`, written
+when rows are encoded and decoded. A MaskTransform keeps them from forward to backward.
 Shapes: S segments, R rows of D columns.
 """
 
@@ -33,7 +33,7 @@ class Masks:
     Args:
         bits: [M] uint8, contiguous, in the memory of the rows.
         at: [S] int64 on CPU, >= 0.
-        counts: [S] int64 on CPU, how many columns of all its rows each segment keeps; None: they
+        counts: [S] int64 on CPU, how many columns each segment keeps, over all its rows; None: they
             are not counted yet.
     """
 
@@ -47,20 +47,20 @@ class Masks:
     ) -> "Masks":
         """Return masks of segments of these shapes that keep every column.
 
-        Args: num_rows, dims: [S] int64 each.  device: where the rows lie; None is the CPU.
+        Args: num_rows, dims: [S] int64 each.  device: device of the rows; None: the CPU.
         """
         ends = exclusive_cumsum(num_rows * ((dims + 7) // 8))
         bits = torch.full((int(ends[-1]),), 0xFF, dtype=torch.uint8, device=device)
         return cls(bits, ends[:-1])
 
     def subset(self, which: Tensor) -> "Masks":
-        """Return the masks of some segments, in the same memory. Args: which: [T] int64."""
+        """Return masks of some segments, in the same memory. Args: which: [T] int64, indices."""
         counts = None if self.counts is None else self.counts[which]
         return Masks(self.bits, self.at[which], counts)
 
 
 def masked_columns(masks: Masks, segments: Segments) -> Tensor:
-    """Return [R, D] bool, in the memory of the masks: which columns of each row they keep."""
+    """Return [R, D] bool, in the memory of the masks, whether they keep each column of each row."""
     bits, width = masks.bits, mask_nbytes(segments.dim)
     first = (masks.at - segments.offsets[:-1] * width).to(bits.device)
     num_rows = int(segments.offsets[-1])
@@ -71,7 +71,7 @@ def masked_columns(masks: Masks, segments: Segments) -> Tensor:
 
 
 def num_masked(masks: Masks, segments: Segments) -> Tensor:
-    """Return [S] int64, in the memory of the masks: how many columns each segment keeps."""
+    """Return [S] int64, in the memory of the masks, how many columns each segment keeps."""
     return sums_of_rows(segments, masked_columns(masks, segments).sum(1))
 
 
@@ -92,10 +92,10 @@ def with_masks(placed: PlacedFrames, masks: Masks) -> PlacedFrames:
 
 
 class MaskTransform:
-    """Transform that keeps masks from forward to backward; a comm.rows.doors.RowTransform.
+    """RowTransform (comm.rows.doors) that keeps masks from forward to backward.
 
     Args: plan: the collective's plan.
-    Raises: ValueError: backward's segments are not forward's, in order, at both ends.
+    Raises: ValueError: backward's segments are not forward's, in the same order, at both ends.
     """
 
     def __init__(self, plan: ExchangePlan) -> None:
@@ -121,10 +121,10 @@ class MaskTransform:
 class MaskedCall(CallTransform):
     """Masks of one call. They live as long as the graph, which may be run backward again.
 
-    Kept columns are counted as soon as forward has noted them, and the counts are then on their way
-    to the host, so that nobody waits for later work of a GPU.
+    Kept columns are counted as soon as forward has noted them. The counts are then on their way to
+    the host, so that nobody waits for later work of a GPU.
 
-    Args: exchange: the call's frames.  device: where the rows lie.
+    Args: exchange: the call's frames.  device: device of the rows.
     """
 
     _masks: tuple[Masks, Masks]  # of what is sent forward, and received
@@ -136,7 +136,7 @@ class MaskedCall(CallTransform):
     def frames(
         self, direction: str, sent: PlacedFrames, received: PlacedFrames
     ) -> tuple[PlacedFrames, PlacedFrames]:
-        """Return the frames with masks: new ones forward, those of forward backward."""
+        """Return the frames with masks: new masks in forward, forward's masks in backward."""
         if direction == "forward":
             self._masks = new_masks(sent, self._device), new_masks(received, self._device)
             return with_masks(sent, self._masks[0]), with_masks(received, self._masks[1])

@@ -1,7 +1,7 @@
 """Format threshold: the values of at least some magnitude, wherever they are in a segment.
 
-Their places are stored as gaps, each in as many bits as the largest gap of the segment needs, or as
-a bitmap where that is smaller. Values that are not kept decode to 0. Wire: FORMAT.md, "threshold".
+Their places are stored as gaps, each in as many bits as the segment's largest gap needs, or as a
+bitmap if that is smaller. Values that are not kept decode to 0. Wire: FORMAT.md, "threshold".
 Source: Gupta et al. 2021 (DCT, data parallel); the format is ours.
 Shapes: S segments, N = n D values of one, K kept values of all.
 """
@@ -40,7 +40,7 @@ BITMAP, MAX_WIDTH = 255, 31  # BITMAP stands where the width of gaps would
 
 
 def max_nbytes(segments: Segments, stored: ValueFormat) -> Tensor:
-    """Return [S] int64, sizes in bytes that are never exceeded, however many values are kept."""
+    """Return [S] int64, sizes in bytes that no segment exceeds, however many values are kept."""
     numel = segments.num_rows * segments.dim
     return aligned(HEADER_NBYTES + numel * NBYTES[kind_of(stored)] + (numel + 7) // 8)
 
@@ -55,12 +55,13 @@ def encode(
     thresholds: Tensor,
     stored: ValueFormat,
 ) -> Encoded:
-    """Encode the values with |x| >= threshold, and NaN. Arguments: core.codec.Codec.encode, and
-    those below.
+    """Encode the values with |x| >= threshold, and NaN.
+
+    Arguments are those of core.codec.Codec.encode, and two more.
 
     Args:
         thresholds: [S] float64, finite, >= 0.
-        stored: fp32, fp16 or int8, how kept values are stored (ext.dct.values).
+        stored: format of kept values, fp32, fp16 or int8 (ext.dct.values).
     Raises: ValueError: a wrong shape, dtype or device; a threshold out of range.
     """
     check_buffers(values, segments, payload, at, max_nbytes(segments, stored))

@@ -1,21 +1,22 @@
-"""Thresholds that are found while training: the magnitude that a share of the values reaches.
+"""Find thresholds while training: the magnitude that a given share of the values reaches.
 
-`refresh: {every: 10, density: 0.01}` in a rule of tables or of dense gradients. A threshold is a
-quantile of magnitudes, exact or of a sample, updated every so many steps. In between it stays, so
-the share of values that is sent grows and shrinks with them. A schedule may let a larger share
-through in the first steps; it follows the number of the job's step, which goes on in a resumed run.
-Each sender has thresholds of its own.
+`refresh: {every: 10, density: 0.01}` stands in a rule of tables or of dense gradients. A threshold
+is a quantile of magnitudes, exact or of a sample, updated every so many steps. In between it stays,
+so the share of values that is sent grows and shrinks with the values. A schedule may let a larger
+share through in the first steps. It follows the job's steps, which go on in a resumed run. Each
+sender has its own thresholds.
 
 Rows: each table has a threshold, found from the rows that this rank sends.
-Gradients: a threshold is found from what is about to be sent, residual included, separately for
-each site, a place of the algorithm that encodes: the sums at their owner have others than the
-contributions. Scope `layer`: each parameter has its own threshold. Scope `global`: all parameters
-have one. It is updated when the last of a step's buckets was seen, and used from the next step on;
-only in the first step each bucket has one of its own.
+
+Gradients: a threshold is found from the values to send, residual included. Each site (a place of
+the algorithm that encodes) has its own threshold, because sums at their owner differ from
+contributions. With scope `layer` each parameter has its own threshold. With scope `global` all
+parameters share one. A global threshold is updated after the last of a step's buckets, and used
+from the next step on. Only in the first step each bucket has its own.
 
 Source: Gupta et al. 2021 (DCT): a threshold that is updated once in many iterations, so that
-choosing values costs one comparison each. To take the quantile of a sample is ours. A density that
-falls at first: Lin et al. 2018 (Deep Gradient Compression), from 25 % exponentially.
+choosing values costs one comparison each. Lin et al. 2018 (Deep Gradient Compression): a density
+that falls at first, from 25 % exponentially. Ours: the quantile of a sample.
 Shapes: P parameters of a bucket, N chunks.
 """
 
@@ -46,24 +47,24 @@ _LEAST = 2.0**-126  # the threshold where the quantile is 0, so that zeros are n
 class ThresholdRefresh(Section):
     """Rule that updates the threshold of a table or of gradients.
 
-    Each rank finds thresholds for what it sends and exchanges nothing for it. A schedule follows
-    the step of the job, so it goes on in a resumed run. With another number of ranks, thresholds
-    are found anew.
+    Each rank finds thresholds for the values that it sends, and exchanges nothing for this. A
+    schedule follows the step of the job, so it goes on in a resumed run. With another number of
+    ranks, thresholds are found anew.
 
-    A density that falls at first, as in Deep Gradient Compression (Lin et al. 2018), a quarter of
-    the gradients in the first 10 steps and 1 % from step 1000 on:
+    This density falls at first, as in Deep Gradient Compression (Lin et al. 2018), from a quarter
+    of the gradients in the first 10 steps to 1 % from step 1000 on:
 
         every: 10
         density: 0.01
         schedule: {kind: exponential, start: 25, end_step: 1000}
 
     Args:
-        every: steps between two updates.
+        every: number of steps between two updates.
         density: share of the values that reach the threshold.
         sample: number of values that an update looks at, evenly spread; or `all`.
         schedule: factor of the density by the step of an update; None: 1. `density` holds from the
-            first update at its `end_step` or later; `end_step` >= `every`, and `start` times
-            `density` < 1.
+            first update at its `end_step` or later. `end_step` must be >= `every`, and `start`
+            times `density` must be < 1.
     """
 
     every: Annotated[int, Range(1)]
@@ -90,7 +91,7 @@ class ThresholdRefresh(Section):
             )
 
     def density_at(self, step: int) -> float:
-        """Return the share of the values that reach a threshold that is found at a step."""
+        """Return the share of the values that reach a threshold found at a step."""
         factor = 1.0 if self.schedule is None else self.schedule.multiplier(step)
         return self.density * factor
 
@@ -113,7 +114,7 @@ class ThresholdRefresh(Section):
 def quantile(values: Tensor, refresh: ThresholdRefresh, *, step: int) -> float | None:
     """Return the magnitude that the step's density, a share of the sample, reaches.
 
-    It is None where no value of the sample is finite and other than zero.
+    Returns None if no value of the sample is finite and nonzero.
 
     Args: values: float32, any shape.  refresh: density and size of the sample.  step: number of
         the step, from 0.
@@ -144,7 +145,7 @@ class SampledThreshold(TableTolerance):
         return given if self.threshold is None else self.threshold
 
     def observe(self, rows: Tensor, step: int) -> None:
-        """Update the threshold. If no value is finite and other than zero, it stays."""
+        """Update the threshold. It stays if no value is finite and nonzero."""
         threshold = quantile(rows, self.refresh, step=step)
         self.threshold = self.threshold if threshold is None else threshold
 
@@ -154,7 +155,7 @@ class SampledThreshold(TableTolerance):
         return {"threshold": torch.tensor(value, dtype=torch.float64)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state`. Raises ValueError: its number is not a threshold > 0."""
+        """Continue from `state`. Raises ValueError if its number is not a threshold > 0."""
         value = float(state["threshold"])
         if value <= 0 or math.isinf(value):
             raise ValueError(f"threshold: {value!r} is not a number > 0")
@@ -162,7 +163,7 @@ class SampledThreshold(TableTolerance):
 
 
 class ThresholdsByRule:
-    """Tolerances of all parameters, where some rule finds thresholds; see comm.dense.coder."""
+    """Tolerances of all parameters, if at least one rule finds thresholds (comm.dense.coder)."""
 
     def __init__(
         self, rules: Sequence[GradientRule], model: BucketChunks, sites: Sequence[str]
@@ -170,9 +171,9 @@ class ThresholdsByRule:
         """Begin without thresholds.
 
         Args:
-            rules: the rules, whose numbers are the parameters' `coding`.
+            rules: the rules; a parameter's `coding` is an index into them.
             model: all parameters as if in one bucket.
-            sites: the places where the algorithm encodes on this rank.
+            sites: sites at which the algorithm encodes on this rank.
         """
         given = (rule.codec.tolerance for rule in rules)
         self._configured = [math.nan if tolerance is None else tolerance for tolerance in given]
@@ -195,7 +196,7 @@ class ThresholdsByRule:
     def state_dict(self) -> State:
         """Return {parameter, or "all": {site: [N, 2] float64}}: thresholds and numbers of steps.
 
-        The scope of all parameters of rule 1, 2 and so on is "all[1]", "all[2]".
+        Scope `global` of rule 1, 2 and so on is "all[1]", "all[2]".
         """
         return {
             scope: sites
@@ -210,7 +211,7 @@ class ThresholdsByRule:
 
 
 class GradientThresholds(ABC):
-    """Thresholds of one rank's gradients, of the parameters of one rule."""
+    """Thresholds of one rank's gradients, for the parameters of one rule."""
 
     def __init__(
         self,
@@ -224,8 +225,8 @@ class GradientThresholds(ABC):
         Args:
             refresh: rule of the updates.
             model: all parameters as if in one bucket.
-            sites: the places where the algorithm encodes on this rank.
-            rule: number of the rule whose parameters these are for, their `coding`.
+            sites: sites at which the algorithm encodes on this rank.
+            rule: index of the rule, which is the `coding` of its parameters.
         """
         self._refresh, self._model, self._rule = refresh, model, rule
         start = torch.tensor([math.nan, 0.0], dtype=torch.float64)
@@ -253,8 +254,8 @@ class GradientThresholds(ABC):
     ) -> None:
         """Write the thresholds of the rule's parameters to `thresholds` [P], and count the step.
 
-        A parameter of which nothing was looked at keeps what is there. The other arguments are
-        those of comm.dense.coder.GradientTolerances.
+        A parameter without any observed value keeps its entry. The other arguments are those of
+        comm.dense.coder.GradientTolerances.
         """
         inside = (p for p in chunks.pieces if span.begin <= p.start < span.end)
         pieces = [p for p in inside if self._is_ours(p, chunks)]

@@ -1,8 +1,8 @@
-"""Formats topk and forward_mask: of each row only some columns are sent. Wire: FORMAT.md.
+"""Formats topk and forward_mask: only some columns of each row are sent. Wire: FORMAT.md.
 
-topk sends the k columns of largest magnitude of each row, or those of at least some magnitude, and
-their positions: as a bitmap, or as packed column numbers. forward_mask sends the columns that masks
-name. Columns that are not kept decode to 0.
+topk sends the k columns of largest magnitude of each row, or all columns of at least some
+magnitude. It also sends their positions, as a bitmap or as packed column numbers. forward_mask
+sends the columns that masks name. Columns that are not kept decode to 0.
 Source: Gupta et al. 2021 (DCT, model parallel); the format, scaling and NaN are ours.
 Shapes: S segments, R rows of D columns, K kept values.
 """
@@ -64,7 +64,7 @@ def top_k_nbytes(segments: Segments, k: int, stored: ValueFormat) -> Tensor:
 
 
 def max_nbytes(segments: Segments, stored: ValueFormat) -> Tensor:
-    """Return [S] int64, sizes in bytes that are never exceeded, however many columns are kept."""
+    """Return [S] int64, sizes in bytes that no segment exceeds, however many columns are kept."""
     row = segments.dim * NBYTES[kind_of(stored)] + mask_nbytes(segments.dim)
     return aligned(HEADER_NBYTES + segments.num_rows * row)
 
@@ -72,7 +72,7 @@ def max_nbytes(segments: Segments, stored: ValueFormat) -> Tensor:
 def masked_nbytes(segments: Segments, stored: ValueFormat) -> Tensor:
     """Return [S] int64, the exact size in bytes of the columns that each segment's masks keep.
 
-    Without masks it is the size of all columns. Waits for a GPU, where `Masks.counts` is None.
+    Without masks it is the size of all columns. Waits for a GPU if `Masks.counts` is None.
     """
     num_kept = segments.num_rows * segments.dim
     if isinstance(segments.notes, Masks):
@@ -86,9 +86,9 @@ def encode_top_k(
 ) -> Encoded:
     """Encode the k columns of largest magnitude of each row, and note them in the masks, if any.
 
-    Arguments: core.codec.Codec.encode, and those below.
+    The other arguments are those of core.codec.Codec.encode.
 
-    Args: k: 1..D, columns to keep in each row.  stored: fp32, fp16 or int8, how values are stored.
+    Args: k: 1..D, columns to keep in each row.  stored: format of kept values, fp32, fp16 or int8.
     Raises: ValueError: a wrong shape, dtype or device.
     """
     check_buffers(values, segments, payload, at, top_k_nbytes(segments, k, stored))
@@ -108,11 +108,11 @@ def encode_above(
 ) -> Encoded:
     """Encode the columns with |x| >= threshold, and NaN; note them in the masks, if any.
 
-    Arguments: core.codec.Codec.encode, and those below.
+    The other arguments are those of core.codec.Codec.encode.
 
     Args:
         thresholds: [S] float64, finite, >= 0.
-        stored: fp32, fp16 or int8, how values are stored.
+        stored: format of kept values, fp32, fp16 or int8.
     Raises: ValueError: a wrong shape, dtype or device; a threshold out of range.
     """
     check_buffers(values, segments, payload, at, max_nbytes(segments, stored))
@@ -264,7 +264,7 @@ def decode_masked(encoded: Encoded, segments: Segments, out: Tensor) -> None:
 def _masked(segments: Segments) -> tuple[Tensor, Tensor]:
     """Return [R, D] bool, the columns that masks name, and [S] int64 on CPU, how many."""
     if not isinstance(segments.notes, Masks):
-        raise ValueError("masks: there are none; forward_mask codes what a mask names")
+        raise ValueError("masks: there are none; take forward_mask for backward of topk only")
     return masked_columns(segments.notes, segments), _num_kept(segments.notes, segments)
 
 

@@ -1,4 +1,4 @@
-"""Kept values: which ones have the largest magnitudes, and how they are stored.
+"""Choose the values of largest magnitude, and store them as fp32, fp16 or int8.
 
 Magnitudes are compared as the bits of |x|, so they are ordered |x| < inf < NaN: NaN and inf are
 kept first. Kept values are stored as
@@ -35,14 +35,16 @@ def kind_of(values: ValueFormat) -> int:
 
 
 def keys_of(x: Tensor) -> Tensor:
-    """[..] float32 -> int32 keys, ordered as the magnitudes are: |x| < inf < NaN."""
+    """Return int32 keys of [..] float32, ordered as the magnitudes are: |x| < inf < NaN."""
     keys: Tensor = x.view(torch.int32) & 0x7FFFFFFF
     return keys
 
 
 def keep_top_k(rows: Tensor, k: int) -> Tensor:
-    """[R, D] float32 -> [R, D] bool: the k largest magnitudes of each row, the lowest columns
-    first where magnitudes are equal."""
+    """Return [R, D] bool, the k largest magnitudes of each row of [R, D] float32.
+
+    If magnitudes are equal, the lowest columns come first.
+    """
     if k == rows.shape[1]:
         return torch.ones(rows.shape, dtype=torch.bool, device=rows.device)
     keys = keys_of(rows)
@@ -57,7 +59,7 @@ def keep_top_k(rows: Tensor, k: int) -> Tensor:
 
 
 def levels_of(thresholds: Tensor, num_segments: int) -> Tensor:
-    """Return [S] int32 levels: exactly the x with |x| >= threshold, and NaN, have keys above.
+    """Return [S] int32 levels. Exactly the x with |x| >= threshold, and NaN, have keys above.
 
     Raises: ValueError: thresholds that are not [S] float64, finite, >= 0.
     """
@@ -73,7 +75,7 @@ def levels_of(thresholds: Tensor, num_segments: int) -> Tensor:
 
 
 def scales_of(kept: Tensor, segment: Tensor, num_segments: int, kind: int) -> Tensor:
-    """Return [S] float32, by which stored numbers are multiplied on decoding; 0 for fp32.
+    """Return [S] float32, factors of the stored numbers on decoding; 0 for fp32.
 
     Args: kept: [K] float32.  segment: [K] int64, the segment of each.
     """
@@ -91,7 +93,7 @@ def scales_of(kept: Tensor, segment: Tensor, num_segments: int, kind: int) -> Te
 
 
 def store_values(kept: Tensor, kind: int, scales: Tensor) -> Tensor:
-    """[K] float32 -> [K] of the format's dtype. scales: [K] float32, the scale of each."""
+    """Return [K] float32 as [K] of the format's dtype. scales: [K] float32, the scale of each."""
     if kind == FP32:
         return kept
     if kind == FP16:
@@ -104,7 +106,7 @@ def store_values(kept: Tensor, kind: int, scales: Tensor) -> Tensor:
 
 
 def load_values(stored: Tensor, kind: int, scales: Tensor) -> Tensor:
-    """Return [K] float32: undo `store_values`.
+    """Return [K] float32, the inverse of `store_values`.
 
     A finite number that the scale would make infinite becomes the largest float32. NaN becomes one
     quiet NaN, except in fp32, which keeps all bits.

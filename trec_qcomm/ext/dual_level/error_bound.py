@@ -1,8 +1,8 @@
 """Error bounds by table: the lower a table's homogenization index, the tighter its bound.
 
 Knows: rows, relative bounds. Does not know: schedules, ranks, codecs (but which values
-error_bounded quantizes). Each sender decides for itself: its bounds may differ from those of
-others, since each segment carries its own.
+error_bounded quantizes). Each sender decides for itself: bounds may differ between senders, because
+each segment carries its own bound.
 Source: SC'24 (Feng, Zhang et al.), table-wise adaptation: three classes and their bounds .01, .03,
 .05. Its artefact ranks tables by the index and then names the tables of each class by hand. Ours:
 thresholds, which make a table's class independent of other tables, and the online form.
@@ -11,11 +11,11 @@ The homogenization index is the share of distinct rows that stay apart under an 
 
     index = distinct rows after quantization / distinct rows before, of one table's batch, in (0, 1]
 
-It is 1 where all rows stay apart, as in small tables. It is low where quantization makes many rows
-equal, as in large tables, most of whose rows have hardly moved from their initial values. On
-Criteo, after one epoch at dim 16, in batches of 2048 and at bound 0.03, it is .3 to .7 for tables
-of thousands of rows and .98 to 1 for tables of under a hundred. It falls with a larger bound or
-batch and rises with the dim. Its quantizer is that of the artefact, round(x / 2 bound range).
+The index is 1 if all rows stay apart, as in small tables. It is low if quantization makes many rows
+equal. That happens in large tables, where most rows have hardly moved from their initial values. On
+Criteo it is .3 to .7 for tables of thousands of rows and .98 to 1 for tables of under a hundred
+rows (after one epoch at dim 16, batches of 2048, bound 0.03). It falls with a larger bound or batch
+and rises with the dim. The quantizer is the artefact's, round(x / 2 bound range).
 
 Shapes: T tables; n rows of D values. Unit: a bound is a fraction of max - min of a table's rows in
 a batch.
@@ -63,11 +63,11 @@ class OnlineClasses(Section):
         base: bound of tables in between, at which indices are measured.
         loose: bound of tables with a high index.
         tight_below: tables with a lower index are tight.
-        loose_from: tables with this index or a higher one are loose;
-            0 <= tight_below <= loose_from <= 1.
-        every: steps between measurements.
-        margin: distance above a threshold that an index must have before a bound is loosened;
-            0..1 - loose_from.
+        loose_from: tables with this index or a higher one are loose; 0 <= tight_below <= loose_from
+            <= 1.
+        every: number of steps between measurements.
+        margin: how far an index must be above a threshold before a bound is loosened; 0..1 -
+            loose_from.
     """
 
     tight: float = 0.01
@@ -94,13 +94,13 @@ class OnlineClasses(Section):
             raise ValueError(f"margin: {self.margin!r} is not in 0..{1 - self.loose_from:.4g}")
 
     def of_index(self, index: float) -> BoundClass:
-        """Return the class of a table with that index, 0..1."""
+        """Return the class of a table with an index, 0..1."""
         if index < self.tight_below:
             return BoundClass.TIGHT
         return BoundClass.LOOSE if index >= self.loose_from else BoundClass.BASE
 
     def bound(self, bound_class: BoundClass) -> float:
-        """Return the relative bound of that class."""
+        """Return the relative bound of a class."""
         return (self.tight, self.base, self.loose)[bound_class]
 
     def check(self, owner: Any) -> None:
@@ -117,7 +117,7 @@ class OnlineErrorBound(TableTolerance):
     """Error bound of one table while training, from the rows that this rank sends.
 
     The table is tight until it is measured. Its first index sets its class. Later its bound is
-    tightened as soon as the index asks for it, and loosened only when the index is above the
+    tightened as soon as the index requires it. It is loosened only if the index is above the
     threshold by `margin`. So an index that moves back and forth across a threshold ends with the
     smaller bound.
     """
@@ -128,7 +128,7 @@ class OnlineErrorBound(TableTolerance):
 
     @property
     def bound_class(self) -> BoundClass:
-        """Class of the table now."""
+        """Present class of the table."""
         return BoundClass.TIGHT if self._measured is None else self._measured
 
     def is_due(self, step: int) -> bool:
@@ -149,11 +149,11 @@ class OnlineErrorBound(TableTolerance):
         return self._classes.bound(self.bound_class)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return {"class": [] int64}, the number of the class, -1 before it is measured."""
+        """Return {"class": [] int64}, the number of the class; -1 before a measurement."""
         return {"class": torch.tensor(_UNMEASURED if self._measured is None else self._measured)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state`. Raises ValueError: no class of that number."""
+        """Continue from `state`. Raises ValueError if no class has its number."""
         number = int(state["class"])
         if not _UNMEASURED <= number <= BoundClass.LOOSE:
             raise ValueError(f"state: {number} is no class, -1..2")
@@ -161,10 +161,10 @@ class OnlineErrorBound(TableTolerance):
 
 
 def homogenization_index(rows: Tensor, *, bound: float) -> float:
-    """Return the share of distinct rows of one batch that a relative bound keeps apart: (0, 1].
+    """Return the share of one batch's distinct rows that a relative bound keeps apart, in (0, 1].
 
-    Cost: a dozen passes over n D values of 64 bits and two sets of n rows: some 9 ms for 2048 rows
-    of 64 values on one thread, 3 ms for 2048 rows of 16, 2 ms for 600 rows of 64.
+    Cost: a dozen passes over n D values of 64 bits, and two sets of n rows. On one thread that is
+        some 9 ms for 2048 rows of 64 values, 3 ms for 2048 rows of 16, 2 ms for 600 rows of 64.
 
     Args:
         rows: [n, D] float32, n >= 1; equal rows count once, NaN and inf count like other values.

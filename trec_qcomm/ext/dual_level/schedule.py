@@ -2,8 +2,8 @@
 
     m(0) = c >= m(t) >= m(t + 1) >= 1,  m(t) = 1 from t = T on;  c is `start`, T is `end_step`
 
-They multiply an error bound, since a large bound does the least harm while the embeddings still
-move far in every step, or the density of what is sent.
+They multiply an error bound, or the density of what is sent. A large bound does the least harm
+while the embeddings still move far in every step.
 
     schedule: {kind: step, start: 2, end_step: 65536, num_stairs: 10}
 
@@ -11,9 +11,9 @@ Knows: numbers. Does not know: tables, codecs, YAML files. A schedule is a pure 
 step, so it has no state to save. m is float64 and has no unit; steps are counted from 0.
 Source: SC'24 (Feng, Zhang et al.), iteration-wise adaptation, c = 2 and T = 65,536. From its
 published artefact, for c = 2: the logarithm is log2(1 + t/T), the stairs are a tenth each, and the
-last stair, down to 1, is at T. What is called constant there is `drop` here. Other c are ours: the
-same curves, stretched to reach from c to 1. `exponential` is that of the density in Deep Gradient
-Compression (Lin et al. 2018), by the step in place of the epoch.
+last stair, down to 1, is at T. The artefact's `constant` is `drop` here. Other c are ours: the same
+curves, stretched to reach from c to 1. `exponential` is the density of Deep Gradient Compression
+(Lin et al. 2018), by the step in place of the epoch.
 """
 
 import math
@@ -32,7 +32,7 @@ _StepNumber = Annotated[int, Range(0, 2**63 - 1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Section, ABC):
-    """Multiplier m of a number over a training, by the step t: of an error bound, or of a density.
+    """Multiplier m of an error bound or a density over a training, by the step t.
 
     It is c (`start`) at step 0, falls, and is 1 from step T (`end_step`) on. With an error bound of
     mode `rel`, `start` times the bound must be below 1. A kind may be given by its name alone.
@@ -40,7 +40,7 @@ class Schedule(Section, ABC):
 
     @abstractmethod
     def multiplier(self, step: int) -> float:
-        """Return m(step) >= 1, float64. Raises ValueError: step is not an integer >= 0."""
+        """Return m(step) >= 1, float64. Raises ValueError if step is not an integer >= 0."""
 
     def check(self, owner: Any) -> None:
         forward = owner.forward
@@ -50,7 +50,7 @@ class Schedule(Section, ABC):
             largest = forward.bound if owner.classes is None else owner.classes.loose
             first = largest * self.multiplier(0)
             if first >= 1:
-                raise ValueError(f"schedule: starts with a relative bound of {first:g} >= 1")
+                raise ValueError(f"schedule: start times the bound is {first:g}; allowed: below 1")
 
     def table_tolerance(self) -> "_Scheduled":
         return _Scheduled(self)
@@ -101,7 +101,7 @@ class _Decay(Schedule):
 
 
 class Exponential(_Decay):
-    """Schedule m = c^(1 - t/T): the same factor down each time."""
+    """Schedule m = c^(1 - t/T): each step divides m by the same factor."""
 
     name: ClassVar[str] = "exponential"
 
@@ -122,7 +122,7 @@ class _Stretched(_Decay):
 
 
 class Linear(_Stretched):
-    """Schedule m = c - (c - 1) t/T: the same step down each time."""
+    """Schedule m = c - (c - 1) t/T: each step lowers m by the same amount."""
 
     name: ClassVar[str] = "linear"
 

@@ -1,7 +1,7 @@
 """Rows coded by FBGEMM's own operators, in FBGEMM's layout. Wire: FORMAT.md, "fbgemm".
 
-`operators` calls FBGEMM; `codec` gathers rows for it and places what it wrote. What is in a row is
-what the operator wrote on this device.
+`operators` calls FBGEMM. `codec` gathers rows for it and places the bytes that it wrote. A row has
+the bytes that the operator wrote on this device.
 """
 
 from trec_qcomm.ext.fbgemm.layouts import LAYOUTS

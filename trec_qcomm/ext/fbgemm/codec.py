@@ -1,7 +1,7 @@
 """Codec fbgemm: rows coded by FBGEMM's own operators, in FBGEMM's layout.
 
-For who comes from TorchRec's QCommsConfig and wants the same values, and where FBGEMM's kernels are
-the faster ones.
+Take it if you come from TorchRec's QCommsConfig and want the same values, or if FBGEMM's kernels
+are faster on your device.
 Source: FBGEMM's quantize_comm.py, quantize_ops; Yang et al. 2020 (int8, bf16), Rouhani et al. 2023
 (mx4).
 """
@@ -30,14 +30,15 @@ _WIRE_IDS = {name: 14 + n for n, name in enumerate(get_args(Precision))}
 class Fbgemm(Codec):
     """Codec that sends rows as FBGEMM codes them, with FBGEMM's rounding, to nearest.
 
-    Take it to keep the values of TorchRec's QCommsConfig, to have FP8 or MX4 at all, or where a
-    measurement on your device says that it is faster. Else take `cast`, `rowwise` or `float6`: they
-    keep NaN and inf, take any dim, are smaller at equal bits (`rowwise` 8: D + 4 bytes a row),
-    round stochastically where asked, lose no small gradients, and code rows where they lie, without
-    the two copies that FBGEMM's contiguous rows take.
+    Take it to keep the values of TorchRec's QCommsConfig, for FP8 or MX4, or if a measurement on
+    your device says that it is faster. Else take `cast`, `rowwise` or `float6`. They keep NaN and
+    inf, take any dim, are smaller at equal bits (`rowwise` 8: D + 4 bytes a row), and lose no small
+    gradients. They can round stochastically. They code rows where they lie, without the two copies
+    that FBGEMM's contiguous rows take.
 
-    A ValueError says that FBGEMM is not installed, or, when the model is sharded, that a precision
-    does not take a dim D (of column-wise tables: the dim of a shard) or a `block` of `dense`.
+    A ValueError says that FBGEMM is not installed. When the model is sharded, a ValueError says
+    that a precision does not take a dim D (for column-wise tables, the dim of a shard) or a `block`
+    of `dense`.
 
         precision  bytes of a row  D              rounds to
         int8       D + 8           multiple of 4  1/255 of max - min
@@ -63,14 +64,14 @@ class Fbgemm(Codec):
                        65504 or 3.39e38 (`cast` gives inf)
 
     GPU kernels treat these in other ways (mx4: as the largest value of the group), and may round
-    int8, int4 and int2 another way in the last bit. We have run none of them. On a CPU mx4 is
-    FBGEMM's own Python code and slow, and fp8 puts rows together from FBGEMM's operator for single
-    values, since FBGEMM codes FP8 rows on GPUs only.
+    int8, int4 and int2 differently in the last bit. We have run none of them. On a CPU mx4 is
+    FBGEMM's own Python code and slow. FBGEMM codes FP8 rows on GPUs only, so on a CPU fp8 assembles
+    rows from FBGEMM's operator for single values.
 
     Args:
         precision: format of a row, above.
-        nonfinite: `lost`: NaN and inf become what is said above. `raise`: they raise an
-            UnencodableError; on a GPU every encode waits for that.
+        nonfinite: what happens to NaN and inf. `lost`: they become the values above. `raise`: they
+            raise an UnencodableError; on a GPU every encode waits for this check.
     Raises: ValueError: FBGEMM is not installed.
     """
 
@@ -92,12 +93,12 @@ class Fbgemm(Codec):
 
     @property
     def may_refuse(self) -> bool:
-        """Whether it may raise an UnencodableError."""
+        """Whether `encode` may raise an UnencodableError: with nonfinite `raise`."""
         return self.nonfinite == "raise"
 
     @property
     def wire_id(self) -> int:
-        """Id in the frame: 14 to 21, in the order of Precision."""
+        """Id of the decoder in a frame: 14 to 21, in the order of Precision."""
         return _WIRE_IDS[self.precision]
 
     def check_dim(self, dim: int) -> None:
@@ -105,8 +106,7 @@ class Fbgemm(Codec):
         check_dim(self.precision, dim)
 
     def max_nbytes(self, segments: Segments) -> Tensor:
-        """Return [S] int64, the exact sizes in bytes. Raise ValueError for rows that it does not
-        take. All methods: core.codec.Codec."""
+        """Return [S] int64, the exact sizes in bytes. Raise ValueError for another dim."""
         check_dim(self.precision, segments.dim)
         return segments.nbytes_of_rows(LAYOUTS[self.precision].row_nbytes(segments.dim))
 
@@ -121,7 +121,7 @@ class Fbgemm(Codec):
         seed: int = 0,
         tolerances: Tensor | None = None,
     ) -> Encoded:
-        """Gather the rows, unless they lie one behind the other, and code them in one call."""
+        """Gather the rows, unless they lie one after the other, and code them in one call."""
         nbytes = self.max_nbytes(segments)
         check_buffers(values, segments, payload, at, nbytes)
         rows = take_rows(values, segments)

@@ -14,9 +14,9 @@ class Layout:
     """Layout of a coded row.
 
     Args:
-        multiple: divisor that D must have.
-        row_nbytes: D -> bytes of a coded row.
-        reason: why D must have that divisor.
+        multiple: number of which D must be a multiple.
+        row_nbytes: function of D, the bytes of a coded row.
+        reason: why D must be such a multiple.
     """
 
     multiple: int
@@ -25,8 +25,10 @@ class Layout:
 
 
 def mx4_group(dim: int) -> int:
-    """Return how many values of a row share an exponent: 32, 16 or 8, the largest that divides
-    `dim`, a multiple of 8."""
+    """Return how many values of a row share an exponent.
+
+    It is the largest of 32, 16 and 8 that divides `dim`, a multiple of 8.
+    """
     return min(LARGEST_GROUP, dim & -dim)
 
 

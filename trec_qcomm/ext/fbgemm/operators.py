@@ -1,7 +1,8 @@
-"""FBGEMM's operators on contiguous rows: the only place that calls them.
+"""Call FBGEMM's operators on contiguous rows. No other module calls them.
 
-All are those of FBGEMM's own QuantizedCommCodec, and of its N-bit embeddings. What they do with
-NaN, inf and other rows that are hard to code: codecs.fbgemm. Imports FBGEMM when first used.
+They are the operators of FBGEMM's own QuantizedCommCodec and of its N-bit embeddings.
+ext.fbgemm.codec says what they do with NaN, inf and other rows that are hard to code. FBGEMM is
+imported when it is first used.
 Shapes: R rows of D values, coded in W bytes each.
 """
 
@@ -22,12 +23,12 @@ _EPSILON = 1e-20
 
 
 def is_installed() -> bool:
-    """Return whether there is an FBGEMM to import. It is not imported."""
+    """Return whether FBGEMM can be imported, without importing it."""
     return importlib.util.find_spec("fbgemm_gpu") is not None
 
 
 def quantize(rows: Tensor, precision: str) -> Tensor:
-    """Return [R W] uint8, the coded rows one behind the other.
+    """Return [R W] uint8, the coded rows one after the other.
 
     Args: rows: [R, D] float32, contiguous, R > 0.  precision: a key of LAYOUTS.
     Raises: ValueError: more values than FBGEMM counts.

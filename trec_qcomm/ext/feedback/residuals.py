@@ -1,16 +1,16 @@
-"""RowResiduals: error feedback of rows. What a codec kept back is added when the id is sent again.
+"""RowResiduals: error feedback of rows. A codec's error is added when the id is sent again.
 
     sent = Q(row + residual),  residual <- row + residual - sent
 
-A residual is kept by the rank that encodes the row, which alone knows it, under the row's segment
+Only the rank that encodes a row knows the residual, and keeps it. The key is the row's segment
 (table, columns and peer) and id. Memory is bounded: id i has slot i mod N of the N slots of its
-segment. Another id that comes to a slot takes it, and the residual there is dropped; of several ids
-of one exchange the last one gets the slot. A residual that is dropped is counted.
+segment. Another id that comes to a slot takes it, and the residual there is dropped and counted. If
+several ids of one exchange have one slot, the last one gets it.
 
-A row without an id (bags of no id, or of several) is sent as it is. So is a row with NaN or inf,
-whose residual waits. On a GPU nothing here waits, except `state_dict`.
+A row without an id (a bag of no id, or of several ids) is sent without a residual. So is a row with
+NaN or inf; its residual waits. On a GPU only `state_dict` makes the host wait.
 
-Knows: placed frames whose rows lie one behind the other. Does not know: where ids come from.
+Knows: placed frames whose rows lie one after the other. Does not know: where ids come from.
 Source: Yang et al. 2020 (error compensation); residuals by id are ours.
 Shapes: S segments, R rows in all; n rows of one group, D values each; M slots of one dim.
 """
@@ -33,17 +33,18 @@ NO_ID = -1  # in place of the id of a row that has none
 
 
 class RowFeedbackTransform:
-    """Error feedback of one collective, in both directions; a comm.rows.doors.RowTransform.
+    """RowTransform (comm.rows.doors): error feedback of one collective, in both directions.
 
     Args:
         plan: frames of the collective.
-        num_slots: {direction: {table: slots of each of its segments}}; others have none.
+        num_slots: {direction: {table: number of slots of each of its segments}}; other tables have
+            no slots.
     Raises: ValueError: rows of 16 bits.
     Attributes:
-        residuals: {direction: residuals}, of directions that have some.
+        residuals: {direction: residuals}, for directions that have some.
         ids: {direction: [R] int64 in the memory of the rows}, the ids of the rows that the next
-            call sends, in the order of their segments; NO_ID where a row has none. Whoever begins
-            a call sets them; None: there are none.
+            call sends, in the order of their segments; NO_ID where a row has no id. The caller sets
+            them before each call; None: there are no ids.
     """
 
     def __init__(self, plan: ExchangePlan, num_slots: Mapping[str, Mapping[str, int]]) -> None:
@@ -58,7 +59,7 @@ class RowFeedbackTransform:
         self.ids: Mapping[str, Tensor] | None = None
 
     def begin(self, name: str, exchange: PlacedExchange, device: torch.device) -> "FedCall":
-        """Return what adds residuals in the call that begins. Raises ValueError: without ids."""
+        """Return what adds residuals in the call that begins. Raises ValueError without ids."""
         ids, self.ids = self.ids, None
         if ids is None:
             raise ValueError(
@@ -68,11 +69,11 @@ class RowFeedbackTransform:
         return FedCall(self.residuals, ids)
 
     def state_dict(self) -> dict[str, dict[str, dict[str, Tensor]]]:
-        """Return {direction: {table: its residuals}}, see RowResiduals."""
+        """Return {direction: {table: its residuals}}, as RowResiduals.state_dict gives them."""
         return {direction: kept.state_dict() for direction, kept in self.residuals.items()}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Mapping[str, Tensor]]]) -> None:
-        """Continue from a `state_dict`, see RowResiduals."""
+        """Continue from a `state_dict`, as RowResiduals.load_state_dict does."""
         for direction, kept in self.residuals.items():
             kept.load_state_dict(state.get(direction, {}))
 
@@ -95,11 +96,11 @@ class FedCall(CallTransform):
 
 
 class RowResiduals:
-    """Residuals that one rank keeps of what it sends in one direction.
+    """Residuals that one rank keeps of the rows that it sends in one direction.
 
     Args:
         plan: frames that are sent; codecs may change, segments may not.
-        num_slots: {table: slots of each of its segments}; others have none.
+        num_slots: {table: number of slots of each of its segments}; other tables have no slots.
     """
 
     def __init__(self, plan: FramePlan, num_slots: Mapping[str, int]) -> None:
@@ -119,9 +120,9 @@ class RowResiduals:
         """Return the rows with their residuals, to be encoded.
 
         Args:
-            values: [..] float32, contiguous, the rows of all segments one behind the other.
+            values: [..] float32, contiguous, the rows of all segments one after the other.
             placed: the rows' places.
-            ids: [R] int64 in the memory of the rows; NO_ID where a row has none.
+            ids: [R] int64 in the memory of the rows; NO_ID where a row has no id.
             traffic: counters of dropped residuals.
         """
         fed = FedRows(values.clone(), torch.empty_like(values))
@@ -167,7 +168,7 @@ class RowResiduals:
         return part
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Return for each table and each of its segments, by number, all slots, on CPU.
+        """Return all slots on CPU, for each table and each of its segments, by index.
 
         The slots of a segment are "ids", [N] int64, and "residuals", [N, D] float32.
         """
@@ -181,8 +182,8 @@ class RowResiduals:
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Continue from `state`.
 
-        Segments that it does not have, or has with another number or length of slots, begin
-        without residuals.
+        Segments that `state` lacks, or has with another number or length of slots, begin without
+        residuals.
         """
         for table, number, bank, begin, end in self._ranges():
             ids = state.get(table, {}).get(f"ids {number}")
@@ -218,7 +219,7 @@ class FedRows(TransformedRows):
         return [*super().tensors, *parts, *places]
 
     def note(self) -> None:
-        """Keep what was not sent. Call it when `decoded` holds what the peers will decode."""
+        """Keep what was not sent. Call this when `decoded` holds what the peers will decode."""
         assert self.decoded is not None
         for part in self.parts:
             part.note(self.values, self.decoded)

@@ -1,7 +1,7 @@
 """Ids of the rows that a table-wise all-to-all sends, for residuals that are kept by id.
 
-The rank of the samples knows the ids of its distinct bags, whose gradients it sends. The rank of a
-table knows the ids that came to it, whose rows it sends.
+The samples' rank knows the ids of its distinct bags, and sends the bags' gradients. A table's rank
+knows the ids that came to it, and sends the ids' rows.
 Shapes: F features, P ranks, N ids, B bags, U distinct bags.
 """
 
@@ -29,7 +29,7 @@ class RowFeedbacks:
     Args:
         config: the session's config.
         groups_per_rank: tables of each rank, grouped as TorchRec looks them up.
-        merging: where equal bags are merged.
+        merging: the sharding's merging of equal bags.
     Raises: ValueError: error_feedback of a table with weights, or of rows whose equal bags are
         merged after the lookup.
     """
@@ -45,7 +45,7 @@ class RowFeedbacks:
                 where = f"error_feedback of table {table.name!r}"
                 if group.is_weighted:
                     raise ValueError(
-                        f"{where}: its ids have weights, which scale rows and gradients"
+                        f"{where}: its ids have weights; leave error_feedback out for it"
                     )
                 if feedback.forward_rows and merging.point is not MergePoint.INPUT_DIST:
                     raise ValueError(
@@ -61,11 +61,11 @@ class RowFeedbacks:
         return RowFeedbackTransform(collective.plan, self._slots)
 
     def ids_of(self, features: KeyedJaggedTensor, bags: UniqueBags) -> Tensor:
-        """Return [U] int64, the id of each distinct bag of one id, and NO_ID of the others."""
+        """Return [U] int64, the id of each distinct bag of one id, and NO_ID for all other bags."""
         return ids_of_bags(features.values(), features.lengths(), bags.first)
 
     def watch(self, output_dist: nn.Module, collective: RowCollective) -> None:
-        """From now on tell the collective's transform the ids of the rows of each exchange."""
+        """Tell the collective's transform, from now on, the ids of the rows of each exchange."""
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def before(_dist: nn.Module, args: tuple[Any, ...]) -> None:
@@ -86,9 +86,9 @@ class RowFeedbacks:
 
 
 def ids_of_bags(values: Tensor, lengths: Tensor, bags: Tensor) -> Tensor:
-    """Return [U] int64, the id of each of these bags that has one id, and NO_ID of the others.
+    """Return [U] int64, the id of each of these bags that has one id, and NO_ID for the rest.
 
-    Args: values: [N], ids.  lengths: [B], ids of each bag.  bags: [U] int64, numbers of bags.
+    Args: values: [N], ids.  lengths: [B], ids of each bag.  bags: [U] int64, indices of bags.
     """
     if not len(values):
         return torch.full_like(bags, NO_ID)

@@ -1,4 +1,4 @@
-"""RowFeedback: for how many ids residuals of rows are kept.
+"""RowFeedback: settings of error feedback of rows, such as the number of ids with residuals.
 
 Knows: rules of tables. Does not know: TorchRec, residuals.
 """
@@ -14,31 +14,30 @@ NumRows = Annotated[int, Range(0, 2**31 - 1)]
 
 @dataclass(frozen=True, kw_only=True)
 class RowFeedback(Section):
-    """Settings of error feedback by id: what a codec kept back of a row is added to the next row
-    of the same id.
+    """Settings of error feedback by id: a row's error is added to the next row of the same id.
 
-    A rank sends Q(row + residual), and keeps row + residual minus that for the next time that it
-    sends the id: for each feature and column shard, and forward for each rank that it sends rows
-    to. An id takes 4 D + 16 bytes, for at most as many ids as the table has rows. Id i has the
-    place i mod `backward_rows`. Another id that comes there takes it, and `num_evicted` of the
-    table in `stats()` counts the residual that is dropped.
+    A rank sends Q(row + residual). It keeps row + residual minus that, for the next time that it
+    sends the id. Each feature and column shard has its own residuals, and in forward also each
+    receiving rank. An id takes 4 D + 16 bytes, for at most as many ids as the table has rows. Id i
+    has the place i mod `backward_rows`. Another id that comes there takes the place. `num_evicted`
+    of the table in `stats()` counts the residuals that are dropped.
 
-    It needs `unique_bags: true` and a table-, column- or table-column-wise
-    EmbeddingBagCollection; `forward_rows` also needs lookups that take distinct bags. An error:
-    other shardings, tables with weights, `topk` and `forward_mask`. Sent without a residual: bags
-    of several ids, rows with NaN or inf, evaluation and `bypass`. Where a loss scaler skips a step,
-    what that step added and kept is not undone.
+    It needs `unique_bags: true` and a table-, column- or table-column-wise EmbeddingBagCollection.
+    `forward_rows` also needs lookups that take distinct bags. Other shardings, tables with weights,
+    `topk` and `forward_mask` are errors. Bags of several ids, rows with NaN or inf, evaluation and
+    `bypass` are sent without residuals. If a loss scaler skips a step, the residuals that this step
+    added and kept are not undone.
 
     Residuals are in `qcomm.state_dict()`, so a resumed run equals an uninterrupted one bit for bit.
-    Another number of ranks, or a plan whose shards have other dims, begins without them. In six
-    paired trainings with 2 and 3 bits it gave nothing that shows (examples/criteo/README.md), so no
-    preset has it. Not run on a GPU.
+    Another number of ranks, or a plan whose shards have other dims, begins without residuals. Six
+    paired trainings with 2 and 3 bits showed no gain (examples/criteo/README.md), so no preset has
+    it. Not run on a GPU.
 
     Args:
-        backward_rows: number of ids of a feature whose gradients' residuals each rank keeps; 0:
-            gradients are sent without.
-        forward_rows: number of ids of a feature whose rows' residuals the table's rank keeps for
-            each rank that it sends them; 0: rows are sent without. One of both is above 0.
+        backward_rows: number of ids of a feature for which each rank keeps residuals of gradients;
+            0: gradients are sent without residuals.
+        forward_rows: number of ids of a feature for which the table's rank keeps residuals of rows,
+            for each receiving rank; 0: rows are sent without residuals. One of both is above 0.
     """
 
     backward_rows: NumRows = 0

@@ -1,4 +1,5 @@
-"""TorchRec's planner with prices of codecs: estimator.py. What rows say of prices: measured.py.
+"""Price codecs in TorchRec's planner, by measured rows if there are any.
 
-traffic/ is the model of bytes, cost_model.py that of seconds.
+estimator.py is the planner's estimator, measured.py has prices by measured rows, traffic.py is the
+model of bytes, cost_model.py the model of seconds.
 """

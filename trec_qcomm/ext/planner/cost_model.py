@@ -29,7 +29,7 @@ MEASURED_REPEATS = 7
 class Throughput:
     """Speed of a codec on one device.
 
-    Args: encode_gb_s, decode_gb_s: GB/s of float32 rows, > 0; math.inf if it takes no time.
+    Args: encode_gb_s, decode_gb_s: GB/s of float32 rows, > 0; math.inf if coding takes no time.
     """
 
     encode_gb_s: float
@@ -50,7 +50,7 @@ class Throughput:
 def wire_nbytes(codec: Codec, num_rows: tuple[int, ...], dim: int) -> int:
     """Return the size of a frame that holds a segment of n_f rows for each f, headers included.
 
-    It is exact where the codec is of fixed size, else an upper bound: `Codec.max_nbytes`.
+    The size is exact if the codec is of fixed size, else an upper bound (`Codec.max_nbytes`).
     """
     payload = codec.max_nbytes(Segments.packed(num_rows, dim)).sum()
     return int(payload) + overhead_nbytes(len(num_rows))
@@ -60,8 +60,8 @@ def wire_nbytes(codec: Codec, num_rows: tuple[int, ...], dim: int) -> int:
 def measure_throughput(codec: Codec, dim: int) -> Throughput:
     """Measure the codec on one thread of this machine's CPU, on 8 MiB of normal rows.
 
-    The result is the median of 7 calls. It is measured once a process for each codec and dim. That
-    takes about 0.1 s, after the time to compile.
+    The result is the median of 7 calls. Each codec and dim is measured once a process, which takes
+    about 0.1 s after compiling.
     """
     num_rows = MEASURED_NBYTES // (FLOAT32_NBYTES * dim)
     segments = Segments.packed((num_rows,), dim)
@@ -77,7 +77,7 @@ def measure_throughput(codec: Codec, dim: int) -> Throughput:
 def coding_s(codec: Codec, rows: Tensor, segments: Segments) -> tuple[float, float]:
     """Return the median seconds of 7 calls that encode rows, and of 7 that decode them.
 
-    One call of each comes before, which compiles. Args: rows: float32 on a CPU, contiguous.
+    An untimed call of each compiles first. Args: rows: float32 on a CPU, contiguous.
     """
     nbytes, out = codec.max_nbytes(segments), torch.empty_like(rows)
     payload = torch.empty(int(nbytes.sum()), dtype=torch.uint8)

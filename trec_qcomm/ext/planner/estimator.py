@@ -1,14 +1,14 @@
 """CodecPerfEstimator: TorchRec's estimate of a sharding option, with our codecs' real prices.
 
-TorchRec prices a codec by the element size of its dtype: the same for all tables, no scales, no
-headers, no time, and a smaller dtype makes the LOOKUP look cheaper too. Here lookups keep
-TorchRec's price. Of the communication, only the hops that we code get another:
+TorchRec prices a codec by the element size of its dtype: the same for all tables, without scales,
+headers or time. A smaller dtype even makes the LOOKUP look cheaper. Here lookups keep TorchRec's
+price. Only the hops that we code get another price:
 
     hop = TorchRec's ms of the hop * wire bytes / raw bytes  +  raw bytes / encode and decode GB/s
 
-How much of TorchRec's ms is a hop's is not computed by formulas of ours, which could drift from
-TorchRec's. Each option is estimated twice more on a network where one kind of collective is free,
-and the difference is the hop.
+Formulas of ours could drift from TorchRec's, so they do not compute a hop's part of TorchRec's ms.
+Instead, each option is estimated twice more, on a network where one kind of collective is free. The
+difference is the hop.
 
     sharding          fwd_comms                     bwd_comms                           codec
     TW, CW, TWCW      all-to-all                    all-to-all                          rule's
@@ -18,21 +18,25 @@ and the difference is the hop.
     DATA_PARALLEL     -                             all-reduce + optimizer              see below
 
 `copy` is TorchRec's local copy after the all-gather. No codec makes it smaller, so its price stays.
-The all-reduce of DATA_PARALLEL tables keeps TorchRec's price without a `data_parallel` section.
-With one it is the bytes of the rows that some rank touched in a step (control.traffic), as that
-section codes them, over the bandwidth of an all-to-all, as every rank sends to every other one; as
-in TorchRec's all-to-all, a rank counts as its own peer.
-The dense part is the same for every plan, and so has no price.
+
+Without a `data_parallel` section the all-reduce of DATA_PARALLEL tables keeps TorchRec's price.
+With the section, its price is bytes over bandwidth. The bytes are those of the rows that at least
+one rank touched in a step (traffic.py), coded as the section says. The bandwidth is that of an
+all-to-all, because every rank sends to every other rank. As in TorchRec's all-to-all, a rank counts
+as its own peer. The dense part is the same for every plan, so it has no price.
+
 Accuracy: frames are priced as if each table had its own (48 bytes a peer, 0.3 % of 512 rows of 32
-bytes). Decoding happens on the receivers; its time is charged to the sender's shard, which gives
-each rank the right sum when the plan is balanced. The backward of a sum encodes once and decodes
-for every peer. A codec without a fixed size is priced at its upper bound, and what `unique_bags`
-saves is not priced, unless `measured` tells both: then bytes, rows that are coded, ids and lookups
-are the expected ones (measured.py), and ids cost their time, too, unless a pipeline sends them
-beside the rest of a step.
-Rows of lookups that give 16 bits (`output_dtype`) have two bytes a value where a codec leaves them
-as they are; TorchRec's own estimate counts the bytes of the table's weights.
-Units: ms and bytes, as TorchRec has them. Written against torchrec 1.6.1 to 1.9.2.
+bytes). Receivers decode, but the sender's shard is charged for it, which gives each rank the right
+sum when the plan is balanced. The backward of a sum encodes once and decodes for every peer.
+
+Without `measured`, a codec without a fixed size is priced at its upper bound, and savings by
+`unique_bags` are not priced. With `measured`, bytes, coded rows, ids and lookups are the expected
+ones (measured.py). Ids then cost their time, too, unless a pipeline sends them beside the rest of a
+step.
+
+Rows of lookups that give 16 bits (`output_dtype`) have two bytes a value if a codec leaves them as
+they are. TorchRec's own estimate counts the bytes of the table's weights. Units: ms and bytes, as
+in TorchRec. Written against torchrec 1.6.1 to 1.9.2.
 """
 
 import copy
@@ -112,8 +116,8 @@ class CodecPerfEstimator(EmbeddingPerfEstimator):
         """Write `shard.perf` of every shard of every option, in place.
 
         Raises: ValueError: a table that no pattern of the config matches, a codec that `throughput`
-            lacks, one that does not take the rows of a table's lookups, or a sharder with codecs of
-            TorchRec's, which TorchRec prices already.
+            lacks, a codec that does not take the rows of a table's lookups, or a sharder with
+            TorchRec's codecs, which TorchRec prices already.
         """
         sharders = _sharders([*args, *kwargs.values()])
         free = []

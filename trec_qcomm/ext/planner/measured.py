@@ -1,6 +1,6 @@
-"""MeasuredPrices: what was measured of a model's tables, as the estimator asks for it.
+"""MeasuredPrices: measurements of a model's tables, in the form that the estimator needs.
 
-Knows: TorchRec's sharding options, control.traffic. Does not know: milliseconds.
+Knows: TorchRec's sharding options, traffic.py. Does not know: milliseconds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ class MeasuredPrices:
 
     Args:
         config: settings of the codecs.
-        tables: what was measured of each table.
-        place: ranks and nodes that are planned for.
+        tables: measurements of each table.
+        place: ranks and nodes for which the plan is.
     """
 
     def __init__(self, config: Config, tables: Mapping[str, MeasuredTable], place: Place) -> None:
@@ -41,11 +41,12 @@ class MeasuredPrices:
         intra: bool,
         dtype: torch.dtype,
     ) -> tuple[float, float]:
-        """Return the rows that a shard sends one peer forward, or is sent by it backward, and their
-        bytes with headers.
+        """Return the rows between a shard and one peer, and their bytes with headers.
+
+        In forward the shard sends the rows; in backward it receives their gradients.
 
         Args: num_samples: bags of each feature in a rank's batch.  intra: whether it is the hop
-            inside a node.  dtype: dtype of the rows; those that were measured are float32.
+            inside a node.  dtype: dtype of the rows; measured rows are float32.
         """
         field, dim = f"intra_{direction}" if intra else direction, shard.size[1]
         table = _with_rows_of(dtype, self._table(so, num_samples), field)

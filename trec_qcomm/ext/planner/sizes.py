@@ -1,9 +1,9 @@
-"""Expected bytes of a segment: what one codec makes of n rows of one table.
+"""Expected bytes of a segment: n rows of one table, coded by one codec.
 
-A codec of fixed size is asked. Any other one is run on rows of the table, in segments of 1, 4, 16,
-.. rows, since the bytes of a row depend on how many share a segment: a segment has a head, its
-bound is relative to the range of its rows, and an entropy coder needs rows to know their
-distribution. Between two sizes bytes are a power of the rows; beyond the largest it is the same.
+A codec of fixed size tells its size. Any other codec is run on rows of the table, in segments of 1,
+4, 16, .. rows. The bytes of a row depend on how many rows share a segment: a segment has a head,
+its bound is relative to the range of its rows, and an entropy coder learns the distribution from
+the rows. Between two measured sizes, and beyond the largest, bytes are a power of the rows.
 
 Knows: any Codec. Does not know: tables' names, shardings, frames.
 Shapes: blocks of [n, D] float32, each what one rank sent one peer; segments of n rows.
@@ -35,17 +35,17 @@ class Sizes(Protocol):
         """Return the payload bytes of a segment.
 
         Args:
-            num_rows: expected number of its rows.
+            num_rows: expected number of the segment's rows.
             dim: number of its columns.
-            num_terms: number of decoded values that are added up, which share an error bound.
+            num_terms: number of decoded values that are added up, and share an error bound.
         """
 
 
 @dataclass(frozen=True)
 class SizeCurve:
-    """Bytes over rows, by a power of the rows from one point to the next.
+    """Bytes as a function of rows, by a power of the rows from one point to the next.
 
-    Args: num_rows: ascending, from above 0.  nbytes: bytes of so many rows, above 0.
+    Args: num_rows: ascending, above 0.  nbytes: bytes of so many rows, above 0.
     Raises: ValueError: no points, rows that do not ascend, or bytes that are not above 0.
     """
 
@@ -60,7 +60,7 @@ class SizeCurve:
             raise ValueError("nbytes: expected a number above 0 for each of num_rows")
 
     def at(self, num_rows: float) -> float:
-        """Return the bytes of so many rows; of less than the first point, in proportion."""
+        """Return the bytes of so many rows, in proportion below the first point."""
         k = bisect_left(self.num_rows, num_rows)
         if k == 0 or len(self.num_rows) == 1:
             return self.nbytes[0] * num_rows / self.num_rows[0]
@@ -72,7 +72,7 @@ class SizeCurve:
 
 @dataclass(frozen=True)
 class FixedSizes:
-    """Sizes of a codec that tells them without rows; upper bounds where they are not fixed."""
+    """Sizes of a codec that tells them without rows; upper bounds if they are not fixed."""
 
     codec: Codec
 
@@ -87,8 +87,8 @@ class FixedSizes:
 class RecordedSizes:
     """Sizes that were measured before, for some numbers of columns and of summands.
 
-    What was not measured is taken from what is nearest: in proportion to the columns, and by the
-    logarithm of the summands, as a bound of 1/P takes log2 P bits more a value.
+    Other numbers are computed from the nearest measurement: in proportion to the columns, and by
+    the logarithm of the summands, because a bound of 1/P takes log2 P bits more a value.
 
     Args: curves: {(columns, summands): curve}, with summands 1 for all columns.
     """
@@ -96,7 +96,7 @@ class RecordedSizes:
     curves: Mapping[tuple[int, int], SizeCurve]
 
     def nbytes(self, num_rows: float, dim: int, *, num_terms: int = 1) -> float:
-        """Return the bytes; see Sizes."""
+        """Return the payload bytes of a segment. The arguments are those of Sizes.nbytes."""
         dims = {d for d, _ in self.curves}
         nearest = min(dims, key=lambda d: abs(math.log(d / dim)))
         terms = sorted(t for d, t in self.curves if d == nearest)
@@ -135,7 +135,7 @@ class SampledSizes:
             raise ValueError(f"codec: {self.codec.name} reads masks, which rows do not have")
 
     def nbytes(self, num_rows: float, dim: int, *, num_terms: int = 1) -> float:
-        """Return the bytes; of more columns than the rows have, in proportion."""
+        """Return the payload bytes, in proportion for more columns than the rows have."""
         columns = min(dim, self.blocks[0].shape[1])
         return self.curve(columns, num_terms).at(num_rows) * dim / columns
 
@@ -147,7 +147,7 @@ class SampledSizes:
         return self._curves[dim, terms]
 
     def recorded(self) -> dict[tuple[int, int], SizeCurve]:
-        """Return the curves that a record keeps: all, a half and a quarter of the columns."""
+        """Return the curves that a record keeps, for all, a half and a quarter of the columns."""
         whole = self.blocks[0].shape[1]
         dims = [d for d in (whole, whole // 2, whole // 4) if d > 0]
         terms = _MEASURED_TERMS if self.codec.contract is Contract.BOUNDED else (1,)
@@ -160,7 +160,8 @@ def measure_curve(
 ) -> SizeCurve:
     """Return the mean bytes of segments of 1, 4, 16, .. rows, and of whole blocks, of some blocks.
 
-    Which rows share a segment is drawn with a fixed seed; their order stays. Args: see Sizes.
+    The rows of a segment are drawn with a fixed seed; their order stays. Arguments as in
+    SampledSizes.
     """
     draw = torch.Generator().manual_seed(0)
     chosen = blocks[:: max(len(blocks) // NUM_BLOCKS, 1)][:NUM_BLOCKS]

@@ -1,6 +1,6 @@
 """Expected bytes of a table in a step, for the planner's estimator and the simulation.
 
-Segments that a shard sends, of how many rows, over which hop:
+A shard sends these segments, of so many rows, over these hops:
 
     sharding          hops                                      rows of a segment
     TW, CW, TWCW      all ranks                                 the bags of the peer's batch
@@ -8,17 +8,17 @@ Segments that a shard sends, of how many rows, over which hop:
     TWRW, GRID        ranks of a node, summed                   bags of the node's share of batches
                       then ranks of equal place in other nodes  the bags of the peer's batch
 
-Backward is the same in reverse: who received rows sends as many gradients.
+Backward is the same in reverse: a rank that received rows sends as many gradients.
 
-Ids: as TorchRec sends them an id takes 8 bytes and the length of a bag 4. Packed, an id of a sorted
-segment takes the bits of the gap to the next one (ops.packed_ids: low bits as they are, the rest in
-unary), and lengths that are all equal take nothing. Ids fall anywhere.
+Ids: TorchRec sends an id in 8 bytes, and the length of a bag in 4. Packed, an id of a sorted
+segment takes the bits of the gap to the next id (ops.packed_ids: low bits as they are, the rest in
+unary), and lengths that are all equal take nothing. Ids are taken to fall anywhere.
 
-DATA_PARALLEL tables: ranks first tell one another which rows they touched, a bit a row, and then
-all-reduce the rows that some rank touched (comm.touched_rows). So what is sent depends on how many
-rows the batches of all ranks touch together: with N ranks between those of one batch and N times as
-many. That is measured for one number of ranks; for others it is a power of the ranks, as for most
-vocabularies.
+DATA_PARALLEL tables: ranks first tell one another which rows they touched, one bit a row. They then
+all-reduce the rows that at least one rank touched (comm.touched_rows). So the bytes depend on how
+many rows the batches of all ranks touch together. With N ranks that is between the rows of one
+batch and N times as many. It is measured for one number of ranks. For other numbers it is a power
+of the ranks, as for most vocabularies.
 
 Knows: codecs, shardings by TorchRec's names. Does not know: TorchRec, records, links, seconds.
 Shapes: N ranks, G of them in a node, M nodes; L ids a bag; R rows of a table, U of them touched.
@@ -67,7 +67,7 @@ class Place:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes, M."""
+        """Number M of nodes."""
         return self.num_ranks // self.node_size
 
 
@@ -78,8 +78,8 @@ class Hop:
     Args:
         num_peers: ranks that take part, this one included.
         num_batches: batches whose rows go to each peer.
-        share: share of a batch's bags of which a row is sent.
-        num_terms: summands that a received row is the sum of, forward.
+        share: share of a batch's bags for which a row is sent.
+        num_terms: number of summands of a received row, in forward.
         is_intra: whether it is the hop inside a node.
     """
 
@@ -98,7 +98,7 @@ def hops_of(
     Args:
         sharding: one of SHARDINGS.
         rows_share: share of the table's rows that the shard has.
-        num_ids: ids of a bag, L, which fall anywhere.
+        num_ids: L, number of ids of a bag, which fall anywhere.
         is_pooled: whether a bag's rows are summed; else each id has a row of its own.
     Raises: ValueError: another sharding.
     """
@@ -131,11 +131,11 @@ def ids_nbytes(
     """Return the bytes that one rank sends one shard.
 
     Args:
-        num_bags: bags that the rank sends: distinct ones where equal ones merge.
-        num_ids: ids of a bag.
-        rows_share: share of the table's rows that the shard has, and so of the ids.
-        num_rows: rows of the table, for packed ids; None: not known, then one in UNKNOWN_GAP of
-            them is taken to be in a batch.
+        num_bags: number of bags that the rank sends: distinct bags if equal bags are merged.
+        num_ids: number of ids of a bag.
+        rows_share: share of the table's rows, and so of the ids, that the shard has.
+        num_rows: rows of the table, for packed ids. None: unknown; one row in UNKNOWN_GAP is taken
+            to be in a batch.
         packed: whether ids are packed.
     """
     ids = num_bags * num_ids * rows_share
@@ -146,9 +146,9 @@ def ids_nbytes(
 
 
 def bits_of_gap(mean: float) -> float:
-    """Return the bits of a gap between sorted ids, drawn from all: k low bits, the rest in unary.
+    """Return the bits of a gap between sorted random ids: k low bits, the rest in unary.
 
-    Args: mean: mean gap, >= 1; one less is coded, as ids differ.
+    Args: mean: mean gap, >= 1; the gap less one is coded, because ids differ.
     """
     rest = mean - 1.0
     best = math.inf
@@ -168,8 +168,8 @@ class TouchedRows:
     Args:
         num_rows: R, rows of the table.
         by_one: rows that the batch of one rank touches.
-        by_several: rows that the batches of `num_several` ranks touch together; None: not known.
-        num_several: number of these ranks.
+        by_several: rows that the batches of `num_several` ranks touch together; None: unknown.
+        num_several: number of ranks for `by_several`.
     """
 
     num_rows: int
@@ -180,8 +180,9 @@ class TouchedRows:
     def by(self, num_ranks: int) -> float:
         """Return U, the rows that so many ranks touch together.
 
-        At most R (1 - (1 - u/R)^N), with u rows touched by one: as many as if all rows were alike,
-        and that is the most where the ranks' batches are drawn alike. A table of no rows has 0.
+        It is at most R (1 - (1 - u/R)^N), with u rows touched by one rank. That is the number if
+        all rows are alike, and the largest if the ranks' batches are drawn alike. A table of no
+        rows has 0.
         """
         if self.num_rows == 0:
             return 0.0
@@ -196,7 +197,7 @@ class TouchedRows:
 
 @dataclass(frozen=True, kw_only=True)
 class TouchedTable:
-    """A DATA_PARALLEL table. Args: dim: columns.  num_rows: R.  num_touched: U."""
+    """DATA_PARALLEL table. Args: dim: columns.  num_rows: R.  num_touched: U."""
 
     dim: int
     num_rows: int
@@ -210,7 +211,7 @@ def reduced_nbytes(
 
     Args:
         tables: tables of one bucket.
-        codec: codec of the rows; one without a fixed size counts with its upper bound.
+        codec: codec of the rows; a codec without a fixed size counts with its upper bound.
         algorithm: ring, two_shot or recursive_doubling.
         num_ranks: N.
     """
@@ -245,19 +246,19 @@ def _doublings(num_ranks: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredTable:
-    """What was measured of a table with one configuration.
+    """Measurements of a table with one configuration.
 
     Args:
         dim: columns of the table.
         num_bags: bags of a feature in the batch of one rank.
-        num_distinct: different ones of these.
-        num_sent: number of bags that are sent: the distinct ones where equal ones merge.
+        num_distinct: distinct bags among these.
+        num_sent: number of bags that are sent: the distinct bags if equal bags are merged.
         forward, backward: sizes of segments of its rows, and of their gradients.
         intra_forward, intra_backward: sizes of segments of the hop inside a node.
-        num_rows: rows of the table; None: not known, then its shards are taken to be equal.
-        num_joint: different bags of the batches of `num_joint_ranks` ranks of a step together;
-            None: not known.
-        num_joint_ranks: number of these ranks.
+        num_rows: rows of the table. None: unknown; its shards are taken to be equal.
+        num_joint: distinct bags of the batches of `num_joint_ranks` ranks of a step together;
+            None: unknown.
+        num_joint_ranks: number of ranks for `num_joint`.
     """
 
     dim: int
@@ -274,7 +275,7 @@ class MeasuredTable:
 
     @property
     def distinct_share(self) -> float:
-        """Share of the bags that is sent."""
+        """Share of the bags that are sent."""
         return self.num_sent / self.num_bags if self.num_bags else 1.0
 
     def segment_nbytes(self, direction: str, hop: Hop, dim: int) -> float:
@@ -284,7 +285,7 @@ class MeasuredTable:
         return sizes.nbytes(self.num_sent * hop.share * hop.num_batches, dim, num_terms=terms)
 
     def ids_nbytes(self, rows_share: float, num_ids: float, *, packed: bool) -> float:
-        """Return the bytes of ids and lengths from one rank to one shard; see `ids_nbytes`."""
+        """Return the bytes of ids and lengths from one rank to one shard, by `ids_nbytes`."""
         return ids_nbytes(
             self.num_sent, num_ids, rows_share=rows_share, num_rows=self.num_rows, packed=packed
         )
@@ -325,9 +326,9 @@ class Sharded:
     """How a table is sharded.
 
     Args:
-        sharding: TorchRec's name of it.
-        num_column_parts: blocks of columns that it is cut into.
-        num_ids: ids of a bag.
+        sharding: TorchRec's name of the sharding.
+        num_column_parts: number of blocks of columns.
+        num_ids: number of ids of a bag.
     """
 
     sharding: str

@@ -1,1 +1,1 @@
-"""Averages over replicas of tables, of which only the rows travel that some replica touched."""
+"""Average replicas of tables, and send only the rows that at least one replica touched."""

@@ -1,21 +1,21 @@
-"""Averages over replicas: each touched row becomes the mean over all, with equal bits everywhere.
+"""Average replicas: each touched row becomes the mean over all, with equal bits everywhere.
 
     exact codec:  W = (w_0 + w_1 + ..) / N                         in rank order, float32
     other codec:  W = B + (Q(w_0 - B + r_0) + Q(w_1 - B + r_1) + ..) / N,   r_p <- what Q kept back
 
-B is the row after the last average, which all replicas have: who did not touch it in the table,
-the others in what they kept. A replica that did not touch a row counts as B, and sends nothing.
+B is the row after the last average, which all replicas have: in the table if they did not touch the
+row, else in what they kept. A replica that did not touch a row counts as B, and sends nothing.
 
 `direct` sends every replica's touched rows to all. `two_shot` sends them to the row's owner, the
-replica of number row mod N, which sends the average to all; a codec that is not exact codes twice
-then, with residuals at both places.
+replica of number row mod N, which sends the average to all. A codec that is not exact then codes
+twice, with residuals at both places.
 
-Numerics: for exact codecs the result has the bits of SUM and a division by N in rank order, and
-of stock's average if N is 2. Rows that no replica touched keep their bits; in stock's average they
-do where N is a power of two, and may move by one rounding otherwise: (x + x + x) / 3 is not x for
-every float32.
+Numerics: for exact codecs the result has the bits of a SUM in rank order, divided by N. If N is 2,
+these are also the bits of stock's average. Rows that no replica touched keep their bits. In stock's
+average they do so if N is a power of two. Otherwise they may move by one rounding: (x + x + x) / 3
+is not x for every float32.
 
-Knows: banks, messages, residuals. Does not know: when, TorchRec.
+Knows: banks, messages, residuals. Does not know: when averages are taken, TorchRec.
 Shapes: N replicas; n touched rows of a bank, u rows that some replica touched.
 """
 
@@ -35,12 +35,12 @@ Algorithm = Literal["direct", "two_shot"]
 
 @dataclass(frozen=True, eq=False)
 class MatrixState:
-    """What an average knows of one matrix.
+    """State of one matrix in an average.
 
     Args:
         is_exact: whether values travel, not differences.
-        sent, owned: residuals of what this replica sends of its rows, and of averages that it
-            sends as an owner; None: none are kept.
+        sent: residuals of the rows that this replica sends; None: none are kept.
+        owned: residuals of the averages that it sends as an owner; None: none are kept.
     """
 
     is_exact: bool
@@ -68,7 +68,8 @@ class Average:
 
         Args:
             touched: the touched rows of each bank.
-            call: number of the exchange, the same on all replicas; it uses this one and the next.
+            call: number of the exchange, the same on all replicas; this number and the next are
+                used.
             seeds: seeds of stochastic rounding of the two places that encode.
         """
         pairs = [rows.collect() for rows in touched]

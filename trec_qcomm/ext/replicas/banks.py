@@ -1,4 +1,4 @@
-"""Banks: tables that lie one behind the other in memory, and which of their rows were touched.
+"""Banks: tables that lie one after the other in memory, and their touched rows.
 
 Knows: tensors. Does not know: replicas, codecs, TorchRec.
 Shapes: T tables of a bank, R rows in all; K matrices, of D values a row each; n rows of some.
@@ -20,11 +20,11 @@ class Bank:
     """T tables whose rows are numbered together, 0..R-1.
 
     Args:
-        tables: T names, for statistics; columns of one table may be in it twice.
-        shards: T names that differ, under which state is kept.
+        tables: T names, for statistics; a table may occur twice, with different columns.
+        shards: T distinct names, under which state is kept.
         num_rows: T numbers of rows.
-        matrices: K views [R, D] float32 of the values, by name: first the weights, then what an
-            optimizer keeps of the rows.
+        matrices: K views [R, D] float32 of the values, by name: first the weights, then the
+            optimizer's state of the rows.
     Derived: first: [T + 1] int64 in the memory of the values, the number of each table's first row.
     Raises: ValueError: matrices of other shapes or dtypes.
     """
@@ -48,7 +48,7 @@ class Bank:
 
     @property
     def dims(self) -> list[int]:
-        """Values of a row of each matrix."""
+        """Number of values of a row, for each matrix."""
         return [matrix.shape[1] for matrix in self.matrices.values()]
 
     def take(self, rows: Tensor) -> list[Tensor]:
@@ -61,9 +61,9 @@ class Bank:
 
 
 class TouchedRows:
-    """Rows of a bank that were touched since `clear`, and their values before they were.
+    """Rows of a bank that were touched since `clear`, and their earlier values.
 
-    Memory: 1 byte for each row of the bank, and 8 + 4 * (sum of D) bytes for each touched one.
+    Memory: 1 byte for each row of the bank, and 8 + 4 * (sum of D) bytes for each touched row.
     """
 
     def __init__(self, bank: Bank) -> None:
@@ -74,9 +74,9 @@ class TouchedRows:
         self._bases: list[list[Tensor]] = []
 
     def touch(self, rows: Tensor) -> None:
-        """Keep the values of those rows that were not touched before. Waits for a GPU.
+        """Keep the values of the given rows that were not touched before. Waits for a GPU.
 
-        Args: rows: [n] int64, in any order, which may repeat.
+        Args: rows: [n] int64, in any order; rows may repeat.
         """
         rows = rows[~self._is_touched[rows]]
         if rows.numel():
@@ -86,7 +86,7 @@ class TouchedRows:
             self._bases.append(self._bank.take(rows))
 
     def collect(self) -> tuple[Tensor, list[Tensor]]:
-        """Return the touched rows, [n] int64 ascending, and their values before, [n, D] each."""
+        """Return the touched rows, [n] int64 ascending, and their earlier values, [n, D] each."""
         if not self._rows:
             none = torch.zeros(0, dtype=torch.int64, device=self._is_touched.device)
             return none, self._bank.take(none)

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class SyncExtension(Extension):
-    """Sync of one session, once it is made, and whether a training calls it.
+    """Sync of one session, once it is made, and a check that the training calls it.
 
     Args: session: the session.
     """
@@ -88,11 +88,11 @@ class SyncExtension(Extension):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what each rank keeps for the next average; nothing before there is a sync."""
+        """Return the state that each rank keeps for the next average; {} before there is a sync."""
         return {} if self.sync is None else {self_rank_key(): self.sync.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`; {}: begin anew."""
+        """Continue from a `state_dict`, or begin anew for {}."""
         check_names(state, "state: sync")
         self._synced_step = None
         self._loaded = dict(state)
@@ -100,11 +100,11 @@ class SyncExtension(Extension):
 
 
 def sync_of(session: Session) -> SyncExtension:
-    """Return what a session keeps of its sync. Raises ValueError: the config has no `sync`."""
+    """Return a session's SyncExtension. Raises ValueError if the config has no `sync`."""
     for extension in session.extensions.values():
         if isinstance(extension, SyncExtension):
             return extension
-    raise ValueError(f"{session.config.source}: sync: missing")
+    raise ValueError(f"{session.config.source}: sync: missing; add it, such as {{codec: identity}}")
 
 
 def sync(
@@ -115,12 +115,12 @@ def sync(
         sync = qcomm.sync(dmp_collection)      # 2D parallelism
         dmp_collection.set_all_reduce_hook(sync.hook)
 
-    Call it on all ranks once the model is sharded, and once for a QComm. Any other model with
-    fused tables calls `sync.step()` after each step.
+    Call this on all ranks once the model is sharded, and once for a QComm. For other models with
+    fused tables, call `sync.step()` after each step.
 
     Args:
         model: the sharded model.
-        replica_group: ranks that hold the same shards as this one; None: those of a
+        replica_group: ranks that hold the same shards as this rank; None: the group of a
             DMPCollection.
     Raises: ValueError: a config without `sync`, no group, a group of one rank, tables that
         cannot be averaged, or replicas whose configs or tables differ.

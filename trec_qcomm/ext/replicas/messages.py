@@ -1,8 +1,9 @@
-"""Messages of rows: which rows of all banks a replica sends, and their values, coded.
+"""Messages of rows: the numbers of the rows that a replica sends, and their coded values.
 
-A replica sends each peer two messages: the numbers of rows, packed as ids are (FORMAT.md, "Messages
-of ids"; a table is a segment with one bag), and a frame with a segment for each matrix of each
-table. Sizes of the first travel before, those of frames only where a codec has no fixed size.
+A replica sends each peer two messages. The first has the numbers of rows, packed as ids are
+(FORMAT.md, "Messages of ids"; a table is a segment with one bag). The second is a frame with a
+segment for each matrix of each table. The first message's size travels before it, a frame's size
+only if a codec has no fixed size.
 
 Knows: banks, ids, frames, peers. Does not know: averages, TorchRec.
 Shapes: B banks with T tables in all; P messages sent, N received; n rows of some bank.
@@ -37,7 +38,7 @@ _SIZE_BITS = 47  # of a word that holds a message's size and, above it, a call's
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Some rows of every bank, with values.
+    """Rows of every bank, with values.
 
     Args:
         rows: for each bank [n] int64, ascending.
@@ -66,7 +67,7 @@ class RowMessages:
             peers: the replicas, with a `host` group for sizes.
             banks: banks that are equal on all replicas but for their values.
             codecs: codec of each matrix of each bank.
-            traffic: counters, by the names of tables.
+            traffic: counters by table.
             measure: whether to record the largest errors; slow.
         Raises: ValueError: rows of a length that their codec does not take.
         """
@@ -111,13 +112,14 @@ class RowMessages:
         """Send rows to all replicas and receive theirs. Collective; waits for a GPU.
 
         Args:
-            parts: what each of N replicas gets, or a single part that goes to all.
+            parts: rows for each of N replicas, or a single part for all.
             call: number of the exchange, the same on all replicas.
             seed: seed of stochastic rounding.
-            decodes: whether the second result is wanted.
-        Returns: the rows of each replica, in order, as decoded; and `parts` as they will be
-            decoded, or nothing.
-        Raises: CorruptFrameError.  LostPeerError.  UnencodableError: naming the table.
+            decodes: whether to return the second result.
+        Returns: the decoded rows of each replica, in order; and `parts` as they will be decoded, or
+            nothing.
+        Raises: CorruptFrameError: a wrong message.  LostPeerError: a peer is gone.
+            UnencodableError: naming the table.
         """
         size = self._peers.pg.size()
         plan = self._plan(len(parts), size if len(parts) == 1 else 1)

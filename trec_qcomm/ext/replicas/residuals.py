@@ -1,7 +1,7 @@
-"""Residuals of rows: what a codec kept back of a row is added when the row is sent again.
+"""Residuals of rows: a codec's error of a row is added when the row is sent again.
 
 Memory is bounded: row i of a table has slot i mod N of the table's N slots. Another row that comes
-to a slot takes it, and the residual there is dropped; a table of at most N rows loses none.
+to a slot takes it, and the residual there is dropped. A table of at most N rows loses no residual.
 
 Knows: banks. Does not know: codecs, messages.
 Shapes: T tables of a bank; M slots in all; n rows of D values.
@@ -21,7 +21,7 @@ NO_ROW = -1
 class Residuals:
     """Residuals of the rows of one matrix of a bank, at one place that encodes.
 
-    Args: bank: the tables.  dim: values of a row.  num_slots: the most slots of a table.
+    Args: bank: the tables.  dim: values of a row.  num_slots: largest number of slots of a table.
     """
 
     def __init__(self, bank: Bank, dim: int, num_slots: int) -> None:
@@ -34,14 +34,14 @@ class Residuals:
         self._values = torch.zeros(int(self._ends[-1]), dim, device=device)
 
     def of_rows(self, rows: Tensor) -> Tensor:
-        """Return [n, D] float32, 0 where nothing is kept. Args: rows: [n] int64."""
+        """Return the residuals of rows, [n, D] float32; 0 without one. Args: rows: [n] int64."""
         slot = self._slot(rows)
         return torch.where((self._rows[slot] == rows)[:, None], self._values[slot], 0)
 
     def keep(self, rows: Tensor, values: Tensor) -> None:
-        """Keep residuals in the place of earlier ones; of rows with NaN or inf keep 0.
+        """Keep residuals in place of earlier ones. For rows with NaN or inf, keep 0.
 
-        Of several rows with one slot the last is kept.
+        If several rows have one slot, the last row's residual is kept.
 
         Args: rows: [n] int64, each once.  values: [n, D] float32.
         """
@@ -60,7 +60,7 @@ class Residuals:
         return self._base[table] + (rows - first[table]) % self._slots[table]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return rows, as tables number them, and values of all slots, on CPU, by shard."""
+        """Return the row numbers within tables and the values of all slots, on CPU, by shard."""
         state = {}
         for name, first, begin, end in self._ranges():
             rows = self._rows[begin:end].cpu()
@@ -69,7 +69,7 @@ class Residuals:
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continue from a state. Shards that it lacks, or has in other shapes, begin with none."""
+        """Continue from a state. Shards that it lacks, or has in other shapes, begin empty."""
         for name, first, begin, end in self._ranges():
             rows, values = state.get(f"{name} rows"), state.get(f"{name} values")
             self._rows[begin:end], self._values[begin:end] = NO_ROW, 0

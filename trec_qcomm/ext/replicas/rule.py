@@ -18,27 +18,25 @@ SyncAlgorithm = Literal["auto", "direct", "two_shot"]
 
 @dataclass(frozen=True, kw_only=True)
 class SyncRule(Section):
-    """Settings of the averages that replicas of tables take of their rows.
+    """Settings of the averages over replicas of tables.
 
-    Replicas as TorchRec's 2D parallelism (DMPCollection) has them become their mean again. Only
-    rows travel that some replica looked up in training since the last average. The replicas'
+    The replicas of TorchRec's 2D parallelism (DMPCollection) become their mean again. Only rows
+    travel that at least one replica looked up in training since the last average. The replicas'
     process group is no field: `qcomm.sync(model, replica_group)` takes it.
 
     Args:
-        codec: codec of the weights. One that is exact sends the touched rows themselves, and the
-            result is what an all-reduce of whole tables gives; others send differences since the
-            last average. Not `forward_mask`.
-        optimizer: codec of the optimizer's state of these rows, `identity` or `cast`; it travels in
-            the same messages.
-        every: number of calls of `dmp_collection.sync()`, or of `sync.step()`, in which one takes
-            the average.
-        algorithm: `direct` sends a rank's touched rows to all; `two_shot` to an owner of each row,
-            which sends the average to all, so codecs that are not exact code twice; `auto` is
-            `direct` for two replicas.
-        feedback_rows: number of rows of a table whose residuals a rank keeps, where a codec is not
-            exact: what was kept back of a row goes with its next difference. Row i has the place
-            i mod `feedback_rows`, and another row that comes there drops the residual. 0:
-            differences are sent without.
+        codec: codec of the weights. An exact codec sends the touched rows themselves, and the
+            result is the same as that of an all-reduce of whole tables. Other codecs send
+            differences since the last average. Not `forward_mask`.
+        optimizer: codec of the optimizer's state of these rows, `identity` or `cast`; the state
+            travels in the same messages.
+        every: number of calls of `dmp_collection.sync()`, or of `sync.step()`, for one average.
+        algorithm: `direct` sends a rank's touched rows to all. `two_shot` sends them to an owner of
+            each row, which sends the average to all, so codecs that are not exact code twice.
+            `auto` is `direct` for two replicas.
+        feedback_rows: number of rows of a table whose residuals a rank keeps, if a codec is not
+            exact. A row's residual is added to its next difference. Row i has the place i mod
+            `feedback_rows`, and another row that comes there drops the residual. 0: no residuals.
     """
 
     codec: Codec = field(default=Identity())

@@ -1,4 +1,4 @@
-"""ReplicaSync: averages over replicas of a model's tables, in which only touched rows travel.
+"""ReplicaSync: average replicas of a model's tables, and send only touched rows.
 
 Knows: models, configs, process groups, DMPCollection's hook. Does not know: how rows are averaged.
 """
@@ -45,10 +45,10 @@ class ReplicaSync:
             sync.step()
 
     The first average sends whole tables, exactly as stock does, so that all replicas are equal
-    after it. From then on only rows travel that some replica looked up in training since the last
-    one, with the weights as the config's `sync` says and the optimizer's state of these rows.
-    Call `resend` after you change tables in other ways. Replicas of a rank to which the plan gives
-    no table do nothing.
+    after it. Later averages send only rows that at least one replica looked up in training since
+    the last average. Weights are coded as the config's `sync` says, and the optimizer's state of
+    these rows travels, too. Call `resend` after you change tables in other ways. Replicas of a rank
+    to which the plan gives no table do nothing.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class ReplicaSync:
     ) -> None:
         """Watch a model's kernels from now on. Collective.
 
-        Args: pg: the replicas of this rank's shards.  is_exact: function that tells whether to send
-            exact values now.
+        Args: pg: the replicas of this rank's shards.  is_exact: function that returns whether to
+            send exact values now.
         Raises: ValueError: the config has no `sync`, a group of one rank, sharded relay, tables
             that cannot be averaged, or replicas whose configs or tables differ.
         """
         if not isinstance(config.sync, SyncRule):
-            raise ValueError(f"{config.source}: sync: missing")
+            raise ValueError(f"{config.source}: sync: missing; add it, such as {{codec: identity}}")
         if pg.size() < 2:
-            raise ValueError("sync: the replica group has one rank: there is nothing to average")
+            raise ValueError("sync: the replica group has one rank; leave out sync or add replicas")
         if uses_sharded_relay(model):
-            raise ValueError("sync: DMPCollection with use_sharded_relay never calls a hook")
+            raise ValueError("sync: use_sharded_relay of DMPCollection calls no hook; leave it out")
         self.rule, self._config, self._is_exact = config.sync, config, is_exact
         kernels, self._banks = kernels_and_banks(model)
         self._peers = Peers(pg, host_group(pg))
@@ -104,11 +104,11 @@ class ReplicaSync:
     def hook(self, *arguments: Any) -> None:
         """Take the place of DMPCollection's all-reduce: pass it to `set_all_reduce_hook`.
 
-        TorchRec calls it with the weights of all tables and then with what the optimizer keeps of
-        them. The first call averages both, every `sync.every` times.
+        TorchRec calls it with the weights of all tables, and then with the optimizer's state. The
+        first call averages both, every `sync.every` times.
 
         Args: arguments: the list of tensors; from TorchRec 1.9 on after a process group.
-        Raises: ValueError: other tensors than the tables that this object watches, or
+        Raises: ValueError: tensors that are not the tables that this object watches, or
             `sync(include_optimizer_state=False)`.
         """
         given = _memory(arguments[-1])
@@ -131,7 +131,7 @@ class ReplicaSync:
             )
 
     def step(self) -> None:
-        """Count a step, and average after every `sync.every` of them. Collective."""
+        """Count a step, and average after every `sync.every` steps. Collective."""
         self.num_calls += 1
         self._state.agree()
         self._state.num_steps += 1
@@ -141,8 +141,8 @@ class ReplicaSync:
     def average(self) -> None:
         """Average now. Collective; call it on all replicas after the same step.
 
-        Raises: CorruptFrameError.  LostPeerError.  UnencodableError: a value that the codec
-            forbids, naming the table.
+        Raises: CorruptFrameError: a wrong message.  LostPeerError: a peer is gone.
+            UnencodableError: a value that the codec forbids, naming the table.
         """
         self.num_calls += 1
         if not self._banks:
@@ -188,14 +188,14 @@ class ReplicaSync:
         return int.from_bytes(digest, "little") >> 1
 
     def resend(self) -> None:
-        """Let the next average be of whole tables, and forget residuals of the tables before.
+        """Let the next average send whole tables, and forget the residuals.
 
         Call it on all replicas.
         """
         self._state.forget()
 
     def check(self) -> None:
-        """Raise ValueError, naming the tables, where replicas differ. Collective.
+        """Raise ValueError, naming the tables, if replicas differ. Collective.
 
         Replicas are equal directly after an average, and at no other time.
         """
@@ -203,14 +203,14 @@ class ReplicaSync:
         check_equal(self._peers.pg, ours, "sync: replicas differ")
 
     def stop(self) -> None:
-        """Watch the kernels no more."""
+        """Stop watching the kernels."""
         self._watch.stop()
 
     def stats(self) -> KindStats:
         """Return what this rank sent to its replicas since construction or `reset_stats`.
 
-        raw_nbytes is what an all-reduce of whole tables sends, distinct_nbytes the touched rows as
-        float32. Row numbers count as headers.
+        raw_nbytes are the bytes of an all-reduce of whole tables, distinct_nbytes the bytes of the
+        touched rows as float32. Row numbers count as headers.
         """
         return kind_stats([self.traffic])
 
@@ -219,17 +219,20 @@ class ReplicaSync:
         self.traffic.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank needs to go on: counts, residuals, and rows touched since the last
-        average with their values before."""
+        """Return the state that this rank needs to go on.
+
+        It is counts, residuals, and rows touched since the last average with their earlier
+        values.
+        """
         return self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of the same replica, as do all others.
+        """Continue from a state of the same replica, as all other replicas do.
 
-        Where it is empty or of other tables, or the replicas' tables are not those of one average
-        but for the touched rows, the next average is of whole tables.
+        The next average sends whole tables if the state is empty or of other tables. It also does
+        if the replicas' tables, without their touched rows, do not come from one average.
 
-        Raises: ValueError: a state that is none, or rows that its tables do not have.
+        Raises: ValueError: no such state, or rows that its tables do not have.
         """
         self._state.load_state_dict(state)
         self._watch.note_cleared()

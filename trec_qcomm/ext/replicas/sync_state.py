@@ -1,8 +1,8 @@
-"""SyncState: what a replica keeps in checkpoints, and whether all replicas go on from one average.
+"""SyncState: a replica's state in checkpoints, and a check that replicas go on from one average.
 
-Replicas may differ in the rows that they touched since their last average, and in nothing else:
-averages rest on it, as a row that a replica did not touch counts as what the average left. A load
-can break that, for example when one replica's tables are loaded into all of them.
+Replicas may differ only in the rows that they touched since their last average. Averages rely on
+this: a row that a replica did not touch counts as the average left it. A load can break this, for
+example if one replica's tables are loaded into all replicas.
 
 Knows: banks, touched rows, residuals, process groups. Does not know: averages, models, configs.
 """
@@ -35,7 +35,7 @@ class SyncState:
 
     Attributes:
         num_steps, num_averages: number of steps and of averages so far.
-        is_whole: whether the next average is of whole tables.
+        is_whole: whether the next average sends whole tables.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SyncState:
         touched: Sequence[TouchedRows],
         residuals: Mapping[str, Residuals],
     ) -> None:
-        """Begin with nothing. Args: residuals: those of the averages, by names that differ."""
+        """Begin with nothing. Args: residuals: residuals of the averages, by distinct names."""
         self._peers, self._banks, self._touched = peers, banks, touched
         self._residuals = residuals
         self.num_steps = self.num_averages = 0
@@ -53,7 +53,7 @@ class SyncState:
         self._is_loaded = False
 
     def forget(self) -> None:
-        """Let the next average be of whole tables, and forget residuals of the tables before."""
+        """Let the next average send whole tables, and forget the residuals."""
         self.is_whole = True
         for kept in self._residuals.values():
             kept.load_state_dict({})
@@ -61,7 +61,7 @@ class SyncState:
     def digests(self, *, before: bool = False) -> dict[str, str]:
         """Return a digest of the bits of each table's matrices, by shard and matrix.
 
-        Args: before: whether touched rows count as what they were before they were touched.
+        Args: before: whether touched rows count with their earlier values.
         """
         by_name = {}
         for bank, touched in zip(self._banks, self._touched, strict=True):
@@ -74,8 +74,7 @@ class SyncState:
         return by_name
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counts, residuals, and rows touched since the last average with their values
-        before."""
+        """Return counts, residuals, and rows touched since the last average with earlier values."""
         counts = [self.num_steps, self.num_averages, int(self.is_whole), self._tables_key()]
         state: dict[str, Any] = {
             "counts": int64_tensor(counts),
@@ -88,11 +87,11 @@ class SyncState:
         return state | ({"residuals": residuals} if residuals else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state, if the other replicas do, too: the next step decides, see `agree`.
+        """Continue from a state, if all other replicas do, too; `agree` decides in the next step.
 
-        A state of other tables, as after a change of the plan, is taken for none.
+        A state of other tables, for example after a change of the plan, counts as no state.
 
-        Raises: ValueError: a state that is none, or rows that its tables do not have.
+        Raises: ValueError: no such state, or rows that its tables do not have.
         """
         counts = _counts_of(state) if state else []
         is_ours = bool(counts) and counts[3] == self._tables_key()
@@ -118,12 +117,12 @@ class SyncState:
         self._is_loaded = True
 
     def agree(self) -> None:
-        """After a load, compare replicas. Collective then, and nothing at any other time.
+        """Compare replicas after a load. Collective then; does nothing at any other time.
 
-        Where they do not go on from one average, that is said in the log, and the next average is
-        of whole tables.
+        If replicas do not go on from one average, the log says so, and the next average sends whole
+        tables.
 
-        Raises: CorruptFrameError: what a replica sent is not that.  LostPeerError.
+        Raises: CorruptFrameError: a wrong message.  LostPeerError: a peer is gone.
         """
         if not self._is_loaded:
             return

@@ -1,4 +1,4 @@
-"""Banks of a model: the fused tables of its kernels, and what their optimizers keep of rows.
+"""Banks of a model: the fused tables of its kernels, and the optimizers' state of their rows.
 
 Knows: TorchRec's lookups, FBGEMM's kernels. Does not know: averages, process groups.
 """
@@ -34,8 +34,11 @@ _DEVICE, _HOST = 0, 3  # fbgemm's EmbeddingLocation: not those whose rows move t
 
 @dataclass(frozen=True)
 class Place:
-    """Place of one table's rows. bank: number of its bank.  first: number of its first row there.
-    num_rows: its rows on this rank."""
+    """Place of one table's rows.
+
+    Args: bank: index of the table's bank.  first: number of its first row there.  num_rows: number
+        of its rows on this rank.
+    """
 
     bank: int
     first: int
@@ -44,7 +47,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A kernel of FBGEMM, and the places of the tables that its features look up.
+    """Kernel of FBGEMM, and the places of the tables that its features look up.
 
     Args: module: the kernel.  features: place of each feature's table.
     """
@@ -74,10 +77,10 @@ class _Table:
 def kernels_and_banks(model: nn.Module) -> tuple[list[Kernel], list[Bank]]:
     """Return the kernels of all tables with a fused optimizer, and the banks of their rows.
 
-    DATA_PARALLEL tables are left out: their DDP keeps them equal. Both lists are empty where a plan
+    DATA_PARALLEL tables are left out: their DDP keeps them equal. Both lists are empty if a plan
     gives this rank no table.
 
-    Raises: ValueError: the model has none on any rank, or one that cannot be averaged.
+    Raises: ValueError: no table on any rank, or a table that cannot be averaged.
     """
     kernels: list[Kernel] = []
     banks: list[list[_Table]] = []
@@ -93,14 +96,15 @@ def kernels_and_banks(model: nn.Module) -> tuple[list[Kernel], list[Bank]]:
         features = [places[t] for t in module.feature_table_map]
         kernels.append(Kernel(module, features))
     if not kernels and not any(_fused_lookups(module) for module in model.modules()):
-        raise ValueError("sync: the model has no table with a fused optimizer")
+        raise ValueError("sync: the model has no table with a fused optimizer; leave out sync")
     return kernels, [_bank(tables) for tables in banks]
 
 
 def warn_of_ddp(model: nn.Module, pg: dist.ProcessGroup) -> None:
-    """Say in the log which modules DDP averages over other ranks than those of all replicas.
+    """Warn in the log of modules that DDP averages over fewer ranks than all replicas have.
 
-    Replicas of these drift apart: a sync is of tables with a fused optimizer.
+    Replicas of these modules drift apart, because a sync only averages tables with a fused
+    optimizer.
 
     Args: pg: the replicas of this rank's shards.
     """
@@ -179,7 +183,7 @@ def _tables_of(module: Any, names: Sequence[tuple[str, str]]) -> list[_Table]:
         names, module.split_embedding_weights(), states, placements, strict=True
     ):
         if int(placement) not in (_DEVICE, _HOST):
-            raise ValueError(f"sync: table {name!r}: its rows are cached (UVM)")
+            raise ValueError(f"sync: table {name!r}: its rows are cached (UVM); allowed: fused")
         unknown = sorted(state.keys() - {*_AVERAGED, *_EQUAL_ANYWAY})
         if unknown:
             raise ValueError(

@@ -1,8 +1,9 @@
-"""Watch: which rows of a model's tables batches look up, noted before an optimizer changes them.
+"""Watch: note the rows that batches look up, before an optimizer changes them.
 
-It hooks the kernels themselves, so it sees what they will change under any sharding and input dist.
-A batch whose backward comes after an average, as in pipelines that look up the next batch early or
-in a second backward through one graph, counts for the next average, too.
+It hooks the kernels themselves, so it sees the rows that they will change under any sharding and
+input dist. The backward of a batch may come after an average, in pipelines that look up the next
+batch early, or in a second backward through one graph. Such a batch counts for the next average,
+too.
 
 Knows: FBGEMM's kernels, banks. Does not know: shardings, averages.
 Shapes: F features of a kernel; n ids of a batch.
@@ -26,7 +27,7 @@ class Watch:
     """Watch over the kernels of a model."""
 
     def __init__(self, kernels: Sequence[Kernel], touched: Sequence[TouchedRows]) -> None:
-        """Hook the kernels. Args: touched: the rows of each bank, which are noted there."""
+        """Hook the kernels. Args: touched: touched rows of each bank, where rows are noted."""
         self._touched = touched
         self._num_clearings = 0
         self._handles = []
@@ -55,12 +56,14 @@ class Watch:
             self._touched[bank].touch(of_bank)
 
     def note_cleared(self) -> None:
-        """Note that touched rows were forgotten, by an average or a load: those of a batch count
-        again when its gradient comes."""
+        """Note that an average or a load forgot the touched rows.
+
+        Rows of a batch count again when its gradient comes.
+        """
         self._num_clearings += 1
 
     def stop(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 

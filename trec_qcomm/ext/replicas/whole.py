@@ -1,7 +1,7 @@
-"""Stock's average: whole tensors become their mean over replicas, as DMPCollection has it.
+"""Stock's average: whole tensors become their mean over replicas, as in DMPCollection.
 
 Knows: process groups, tensors. Does not know: rows, codecs.
-Numerics: on a GPU NCCL's AVG. gloo has no AVG: its SUM, divided by N.
+Numerics: on a GPU NCCL's AVG; on a CPU gloo's SUM divided by N, because gloo has no AVG.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ def average_whole(peers: Peers, tensors: Sequence[Tensor]) -> None:
     """Replace each tensor by its mean over replicas. Collective.
 
     Args: tensors: tensors of one dtype in one memory.
-    Raises: LostPeerError.
+    Raises: LostPeerError: a peer is gone.
     """
     begin = perf_counter()
     try:

@@ -1,8 +1,8 @@
 """Every public name of TorchRec and FBGEMM that the package uses.
 
-The attributes whose names begin with an underscore are in `compat.private`. No other file of the
-package imports TorchRec or reads such an attribute (tests/integration/test_compat.py).
-Written against torchrec 1.8.0; `make test-versions` runs it from 1.6.1 to 1.9.2.
+`compat.private` has the attributes whose names begin with an underscore. No other file of the
+package imports TorchRec or reads such an attribute (tests/integration/test_compat.py). Written
+against torchrec 1.8.0; `make test-versions` tests it with 1.6.1 to 1.9.2.
 """
 
 from importlib.metadata import distributions

@@ -1,10 +1,10 @@
 """Every private attribute of TorchRec that the package reads or writes, each behind a function.
 
-A version of TorchRec that renames one of them changes this file alone. All exist under these names
-from torchrec 1.6.1 to 1.9.2. Beside them our subclasses override three private methods:
+If a version of TorchRec renames one of them, only this file changes. All exist under these names
+from torchrec 1.6.1 to 1.9.2. Our subclasses also override three private methods,
 `Awaitable._wait_impl`, `ShardedEmbeddingCollection._dedup_indices` and
-`ShardedManagedCollisionCollection._create_input_dists`. And they set one that TorchRec reads:
-`RowsAwaitable._tensor_awaitable`.
+`ShardedManagedCollisionCollection._create_input_dists`. They set one private attribute that
+TorchRec reads, `RowsAwaitable._tensor_awaitable`.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ def process_group(sharding_or_dist: Any) -> dist.ProcessGroup:
 
 
 def node_process_groups(sharding: Any) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Return two groups: the ranks of this node, and those of all nodes with this local rank."""
+    """Return two groups: the ranks of this node, and all ranks with this local rank."""
     return sharding._intra_pg, sharding._cross_pg
 
 
@@ -50,7 +50,7 @@ def lookup_device(sharding: Any) -> torch.device | None:
 def groups_per_rank(sharding: Any) -> GroupsByPlace:
     """Return for each rank the groups of tables that it looks up.
 
-    DATA_PARALLEL shardings have one list, as all ranks look up the same.
+    DATA_PARALLEL shardings have one list, because all ranks look up the same tables.
     """
     groups = getattr(sharding, "_grouped_embedding_configs_per_rank", None)
     return [sharding._grouped_embedding_configs] if groups is None else list(groups)
@@ -62,7 +62,7 @@ def groups_per_node(sharding: Any) -> GroupsByPlace:
 
 
 def column_shards(sharding: Any) -> tuple[list[int], list[str]]:
-    """Return dims and names of a grid sharding's column shards, before these are joined."""
+    """Return dims and names of a grid sharding's column shards, before they are joined."""
     return list(sharding._embedding_dims), list(sharding._embedding_names)
 
 
@@ -70,14 +70,14 @@ def column_shards(sharding: Any) -> tuple[list[int], list[str]]:
 
 
 def set_length_per_key(features: KeyedJaggedTensor, num_ids: list[int]) -> None:
-    """Tell a batch how many ids each of its features has, which it would else add up."""
+    """Tell a batch how many ids each of its features has; else the batch would add them up."""
     features._length_per_key = num_ids
 
 
 def inner_dist(id_dist: Any) -> Any:
     """Return the all-to-all module inside a dist of ids.
 
-    Raises: ValueError: a library's dist that does not keep it where TorchRec's do.
+    Raises: ValueError: a library's dist that does not keep this module where TorchRec's dists do.
     """
     inner = getattr(id_dist, "_dist", None)
     if inner is None:
@@ -88,8 +88,8 @@ def inner_dist(id_dist: Any) -> Any:
 def set_collectives(output_dist: Any, collective: nn.Module, variable: nn.Module) -> None:
     """Put modules where a pooled output dist would create its own at the first batch.
 
-    Args: collective: the module for batches of one size.  variable: the module for batches in
-        which every feature has a size of its own.
+    Args: collective: module for batches of one size.  variable: module for batches in which every
+        feature has a size of its own.
     """
     output_dist._dist = collective
     output_dist._variable_dist = variable
@@ -101,10 +101,11 @@ def output_callbacks(output_dist: Any) -> list[Callback]:
 
 
 def input_dist_tensors(awaitable: Any) -> tuple[list[tuple[list[int], Tensor]], int]:
-    """Return what an input dist sends: each tensor with its split over the ranks.
+    """Return each tensor that an input dist sends, with its split over the ranks, and a number.
 
-    The number is of the splits that travel before. It may be larger: PackedBatch announces numbers
-    of ids, too. TrainPipelineSparseDist replaces the awaitable by a dataclass with public names.
+    The number counts the splits that travel first. It may exceed the number of tensors, because
+    PackedBatch also announces numbers of ids. TrainPipelineSparseDist replaces the awaitable by a
+    dataclass with public names.
     """
     splits = getattr(awaitable, "input_splits", None)
     if splits is not None:
@@ -118,10 +119,10 @@ def input_dist_tensors(awaitable: Any) -> tuple[list[tuple[list[int], Tensor]], 
 
 
 def lookups(module: Any) -> Sequence[nn.Module]:
-    """Return the lookups of a sharded collection, none for any other module.
+    """Return the lookups of a sharded collection; none for any other module.
 
-    They lie in a plain list, out of reach of `nn.Module.modules`. A lookup of DATA_PARALLEL tables
-    is a DistributedDataParallel.
+    The collection keeps them in a plain list, which `nn.Module.modules` does not see. A lookup of
+    DATA_PARALLEL tables is a DistributedDataParallel.
     """
     return getattr(module, "_lookups", [])
 
@@ -133,7 +134,7 @@ def embedding_kernels(lookup: Any) -> Sequence[Any]:
 
 
 def input_dists(module: Any) -> list[Any]:
-    """Return the input dists of a sharded module, one a sharding; made at the first batch."""
+    """Return the input dists of a sharded module, one a sharding. The first batch makes them."""
     return list(module._input_dists)
 
 
@@ -160,27 +161,27 @@ def lacks_index_dedup(collection: Any) -> bool:
 
 
 def set_index_dedup(collection: Any, is_on: bool) -> None:
-    """Let a sharded EmbeddingCollection call `_dedup_indices` on its next batches, or not."""
+    """Set whether a sharded EmbeddingCollection calls `_dedup_indices` on its next batches."""
     collection._use_index_dedup = is_on
 
 
 def is_prioritized(module_or_context: Any) -> bool:
-    """Return whether it is a sharded PECEmbeddingCollection, or the context of one's batch.
+    """Return whether an object is a sharded PECEmbeddingCollection or the context of its batch.
 
-    TorchRec has them from 1.8 on.
+    TorchRec has PECEmbeddingCollection from 1.8 on.
     """
     names = {kind.__name__ for kind in type(module_or_context).__mro__}
     return not names.isdisjoint({"ShardedPECEmbeddingCollection", "PECEmbeddingCollectionContext"})
 
 
 def dense_module(dmp: Any) -> nn.Module:
-    """Return the model inside a DistributedModelParallel: a DDP once its dense part is wrapped."""
+    """Return the model inside a DistributedModelParallel, a DDP once its dense part is wrapped."""
     module: nn.Module = dmp._dmp_wrapped_module
     return module
 
 
 def uses_sharded_relay(dmp: Any) -> bool:
-    """Return whether a DMPCollection averages by relay, past its hook. TorchRec has it from 1.9."""
+    """Return whether a DMPCollection averages by relay, past its hook. TorchRec 1.9 and later."""
     return bool(getattr(dmp, "_use_sharded_relay", False))
 
 
@@ -188,7 +189,7 @@ def uses_sharded_relay(dmp: Any) -> bool:
 
 
 def uses_index_dedup(sharder: Any) -> bool:
-    """Return the use_index_dedup that an EmbeddingCollectionSharder was made with."""
+    """Return the use_index_dedup with which an EmbeddingCollectionSharder was made."""
     return bool(sharder._use_index_dedup)
 
 
@@ -214,7 +215,8 @@ def set_bandwidths(topology: Topology, bandwidths: GeneralizedCommsBandwidth) ->
 def variables_of_ranks() -> dict[tuple[ModuleType, str], Any]:
     """Return the global variables that each rank needs for itself, with their first values.
 
-    They are the process groups inside a node and between nodes, made when they are first needed.
+    They are the process groups inside a node and between nodes. TorchRec makes them when they are
+    first needed.
     """
     names = ("_INTRA_PG", "_CROSS_PG", "_INTRA_PG_2D", "_CROSS_PG_2D", "_NODE_GROUP_SIZE_2D")
     return {(torchrec_comm, name): None for name in names if hasattr(torchrec_comm, name)}

@@ -1,9 +1,9 @@
 """Base classes of our shardings, sharded modules and sharders.
 
-Each of them is extended beside a class of TorchRec's, or of a library that extends TorchRec's: a
-sharding (other lookups, other buckets of ids), the sharded module that makes it, and the sharder
-that makes the module (docs/LIBRARIES.md). The checks here keep that from going wrong without a
-word: a sharding of the library's that is not coded, or a coded one without the library's part.
+A subclass also extends a class of TorchRec's, or of a library that extends TorchRec's. It may be a
+sharding (other lookups, other buckets of ids), the sharded module that makes the sharding, or the
+sharder that makes the module (docs/LIBRARIES.md). Two mistakes would be silent: a sharding of the
+library's that is not coded, and a coded one without the library's part. The checks here find both.
 """
 
 from collections.abc import Mapping
@@ -36,8 +36,8 @@ class SessionRegistry(dict[str, QuantizedCommCodecs]):
     """Empty TorchRec codec registry that carries a Session to the shardings of one module.
 
     TorchRec hands its `qcomm_codecs_registry` from sharder to module to sharding, by constructors
-    and classmethods that we do not own. Ours is empty, so that stock code sees no codecs, and has
-    the Session as an attribute.
+    and classmethods that we do not own. Our registry is empty, so that stock code sees no codecs,
+    and has the Session as an attribute.
 
     Args:
         module_name: key of the state of the module's collectives
@@ -51,9 +51,9 @@ class SessionRegistry(dict[str, QuantizedCommCodecs]):
 
 
 class ComesFirst:
-    """Mixin of our classes, which must come before a library's: their methods call the next one's.
+    """Mixin of our classes. They must come before a library's class, whose methods they call.
 
-    Raises: TypeError: a class with a base that is not ours and hides a method that codes.
+    Raises: TypeError: a base class of another library hides a method that codes.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -68,7 +68,7 @@ class ComesFirst:
 
 
 class HasRegistry(ComesFirst):
-    """Mixin of our sharded modules and shardings, which TorchRec hands the registry."""
+    """Mixin of our sharded modules and shardings. TorchRec hands them the registry."""
 
     @property
     def _registry(self) -> SessionRegistry:
@@ -80,7 +80,7 @@ class CodedModule(HasRegistry):
     """Mixin of our sharded modules, which make coded shardings.
 
     Class attributes:
-        coded_shardings: classes by sharding type, in the place of our own; for libraries
+        coded_shardings: classes by sharding type, in place of our own classes; for libraries
     """
 
     coded_shardings: ClassVar[Shardings] = {}
@@ -118,8 +118,8 @@ class CodedSharder(ComesFirst):
 
     Class attributes:
         sharded_class: class of the modules
-        merges_bags: whether equal bags and ids may be sent once, which a lookup that counts its ids
-            forbids; None: where `sharded_class` is ours
+        merges_bags: whether equal bags and ids may be sent once; a lookup that counts its ids
+            forbids it. None: they may if `sharded_class` is ours
     """
 
     sharded_class: ClassVar[type[Any]]
@@ -160,12 +160,12 @@ class CodedSharder(ComesFirst):
         return {"fused_params": self.fused_params, "module_fqn": module_fqn}  # type: ignore[attr-defined]
 
     def module_options(self, params: dict[str, ParameterSharding]) -> dict[str, Any]:
-        """Return what else the constructor of `sharded_class` takes. Args: params: its plan."""
+        """Return further arguments of `sharded_class`. Args: params: the module's plan."""
         return {}
 
     @property
     def sharded_module_type(self) -> type[Any]:
-        """Class of the sharded module, by which TorchRec looks up sharders."""
+        """Class of the sharded module. TorchRec looks up sharders by it."""
         return self.sharded_class
 
     def _register(
@@ -185,7 +185,7 @@ class CodedSharder(ComesFirst):
         """
         refuse_sync_collectives()
         if env.process_group is None:
-            raise ValueError("trec_qcomm needs a ShardingEnv with a process group")
+            raise ValueError("env: no process group; make it by ShardingEnv.from_process_group(pg)")
         session = self._session
         module_name = module_fqn or self.parent_fqn or "+".join(sorted(params))
         session.add_module(env.process_group, module_name, params)
@@ -201,9 +201,9 @@ class CodedSharder(ComesFirst):
 
 
 def refuse_sync_collectives() -> None:
-    """Raise ValueError where TorchRec's switch `use_sync_collectives` (for torch.compile) is on.
+    """Raise ValueError if TorchRec's switch `use_sync_collectives` (for torch.compile) is on.
 
-    With it TorchRec's own codecs silently stop the training of the embeddings.
+    With this switch TorchRec's own codecs silently stop the training of the embeddings.
     """
     if get_use_sync_collectives():
         raise ValueError("torchrec's use_sync_collectives is not supported: unset it")
@@ -215,7 +215,9 @@ def _check_device(device: torch.device, rules: Mapping[str, TableRule]) -> None:
     if device.type != "cuda":
         raise ValueError(f"device {device}: trec_qcomm has kernels for cpu and cuda")
     for table, rule in rules.items():
-        codecs = (rule.forward, rule.backward, rule.intra.forward, rule.intra.backward)
-        for codec in codecs:
+        for codec in (rule.forward, rule.backward, rule.intra.forward, rule.intra.backward):
             if not codec.has_gpu_kernels:
-                raise ValueError(f"device {device}: table {table!r}: no GPU kernels for {codec!r}")
+                raise ValueError(
+                    f"device {device}: table {table!r}: no GPU kernels for {codec!r}; take a codec "
+                    "that has them, such as rowwise, cast, float6, or error_bounded with bitpack"
+                )

@@ -1,13 +1,13 @@
 """Drop-ins for the collectives inside TorchRec's output dists, over comm.rows.
 
 CodedAllToAll, CodedVariableAllToAll and CodedReduceScatter have TorchRec's call signatures and
-stand where its own would. The dists of sequences, and of shardings whose ranks have partial rows
-(row-wise, and row-wise inside nodes), replace TorchRec's whole dists, because they need more of the
-batch's context than TorchRec passes to a collective.
+stand in the places of its collectives. The dists of sequences, and of shardings whose ranks have
+partial rows (row-wise, and row-wise inside nodes), replace TorchRec's whole dists. They need more
+of the batch's context than TorchRec passes to a collective.
 
-Sums: a reduce-scatter adds partial rows in their dtype in the order of ranks, TorchRec's in
-another. With the identity codec the sum therefore equals TorchRec's bit for bit where at most two
-of a bag's partial rows are not 0, as in bags of at most two ids; else to within rounding.
+Sums: our reduce-scatter adds partial rows in their dtype in rank order, TorchRec's in another
+order. With the identity codec the sum equals TorchRec's bit for bit if at most two of a bag's
+partial rows are not 0, as in bags of at most two ids. Otherwise it is equal to within rounding.
 """
 
 from collections.abc import Callable, Sequence
@@ -84,8 +84,8 @@ def _first_column(table: object) -> int:
 class RowsRequest(Request[Tensor]):
     """TorchRec's handle of a collective, for rows that are on their way.
 
-    Its `dummy_tensor` is where TorchRec's backward injection hooks its work: the hook runs when the
-    exchange of the rows' gradients has begun, and before it is waited for.
+    TorchRec's backward injection hooks its work to `dummy_tensor`. The hook runs after the exchange
+    of the rows' gradients has begun, and before it is waited for.
     """
 
     def __init__(self, pending: PendingRows) -> None:
@@ -157,7 +157,7 @@ class _CodedDist(nn.Module, Generic[C]):
         if given:
             return given
         if num_rows % world_size:
-            raise ValueError(f"batch of {num_rows} rows over {world_size} ranks")
+            raise ValueError(f"{num_rows} rows over {world_size} ranks: make batches equal")
         return [num_rows // world_size] * world_size
 
 
@@ -173,7 +173,7 @@ class CodedAllToAll(_CodedDist[PooledAllToAll]):
         Args:    local_embs: [B, D_rank].  batch_size_per_rank: sizes of all ranks; None: equal
         Returns: an awaitable of [B_rank, D]
         Raises:  ValueError: synchronous collectives; a config pattern that matches no table; no
-                 sizes, and B is not a multiple of the world size.
+                 sizes while B is not a multiple of the world size.
         """
         sizes = self._batch_sizes(local_embs.shape[0], batch_size_per_rank)
         stock = partial(self._send_as_stock, local_embs, sizes)
@@ -197,7 +197,7 @@ class CodedVariableAllToAll(_CodedDist[PooledAllToAll]):
     ) -> Awaitable[Tensor]:
         """Start the all-to-all of [N] values; returns an awaitable of [M].
 
-        The layout of both is that of `PooledAllToAll.start_variable`.
+        `PooledAllToAll.start_variable` says how both are laid out.
         """
         sizes = batch_size_per_rank_per_feature or [[]] * self.collective.world_size
         rows, batch = local_embs.view(-1), (sizes, batch_size_per_feature_pre_a2a)
@@ -255,7 +255,7 @@ class CodedReduceScatter(_CodedDist[PooledReduceScatter]):
 
 @dataclass(frozen=True, eq=False)
 class RowChoice:
-    """Rows that a row-wise sharding sends and expects, whose numbers may be on their way.
+    """Rows that a row-wise sharding sends and expects; their numbers may still be on their way.
 
     Args:
         sizes: [F, P] int64, bags of each feature from each rank
@@ -272,9 +272,9 @@ class RowChoice:
 class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
     """Drop-in for RwPooledEmbeddingDist that sends no empty partial rows.
 
-    Both ends derive from the ids which of the partial rows are empty. A module that distributes
-    its ids by itself, as managed collisions do, leaves the samples' owner without that knowledge.
-    Then all rows are sent, by all ranks, because all have the same modules.
+    Both ends derive from the ids which partial rows are empty. If a module distributes its ids by
+    itself, as managed collisions do, the samples' owner does not know that. Then all ranks send all
+    rows; all ranks have the same modules.
     """
 
     def __init__(self, reduce_scatter: CodedReduceScatter) -> None:
@@ -315,9 +315,9 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
 
     @eager
     def begin_choice(self, sharding_ctx: EmbeddingShardingContext | None) -> None:
-        """Begin to choose the rows that are sent and received, and note it (BatchNotes.row_choice).
+        """Begin to choose the rows to send and to receive; note them (BatchNotes.row_choice).
 
-        Call it before the lookup: then `forward` does not wait for the lookup on a GPU.
+        Call this before the lookup: then `forward` does not wait for the lookup on a GPU.
         """
         ctx: Any = sharding_ctx
         notes = notes_on(ctx)
@@ -341,12 +341,12 @@ class CodedRowWiseDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tenso
 class CodedTwoLevelDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
     """Drop-in for TwRwPooledEmbeddingDist and GridPooledEmbeddingDist, in two hops.
 
-    The hop inside a node sums partial rows (reduce-scatter) and is coded by the rule's `intra`.
-    The hop between nodes is an all-to-all of the ranks with the same local rank and is coded by the
-    rule's `forward` and `backward`.
+    The hop inside a node sums partial rows (reduce-scatter) with the codecs of the rule's `intra`.
+    The hop between nodes is an all-to-all of the ranks with the same local rank. It has the rule's
+    codecs `forward` and `backward`.
 
-    TorchRec's own dists tell the hop inside a node only the sum over nodes of each feature's batch
-    sizes. The rows of one feature do not lie together, so they could not be coded by table.
+    TorchRec's own dists tell the hop inside a node only the sum, over nodes, of each feature's
+    batch sizes. Rows of one feature then do not lie together, so they could not be coded by table.
     """
 
     def __init__(
@@ -424,7 +424,7 @@ class CodedSequenceDist(
         Args:    local_embs: [N, D], a row for each id that the input dist brought
         Returns: an awaitable of [M, D], a row for each id of this rank's batch
         Raises:  ValueError: synchronous collectives; a config pattern that matches no table; a
-                 context that did not come through our module.
+                 context that does not come from our module.
         """
         notes = notes_on(sharding_ctx)
         sent = notes.sent

@@ -54,8 +54,8 @@ class CodedShardedEmbeddingBagCollection(CodedModule, ShardedEmbeddingBagCollect
     def input_dist(self, ctx: Any, features: Any) -> Awaitable[Awaitable[Any]]:
         """Send the ids, and note for the output dist what was sent.
 
-        Raises: ValueError: training without the wrapper that the config needs, which matters to
-            DATA_PARALLEL tables, too, that send no rows.
+        Raises: ValueError: training without the wrapper that the config needs. DATA_PARALLEL
+            tables, which send no rows, need it, too.
         """
         self._registry.session.check_wrapped()
         self._registry.session.is_training = torch.is_grad_enabled()  # off within super()
@@ -90,10 +90,10 @@ class CodedShardedEmbeddingBagCollection(CodedModule, ShardedEmbeddingBagCollect
         permute_embeddings: bool = False,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> EmbeddingSharding[Any, Any, Any, Any]:
-        """Make a coded sharding, or TorchRec's where no rows are sent (DATA_PARALLEL).
+        """Make a coded sharding, or TorchRec's sharding where no rows are sent (DATA_PARALLEL).
 
-        Raises: ValueError: a sharding type that TorchRec does not have; one that a library makes
-            by itself, and that `coded_shardings` lacks; `unique_bags: true` where merging is
+        Raises: ValueError: a sharding type that TorchRec does not have; a sharding that a library
+            makes by itself and that `coded_shardings` lacks; `unique_bags: true` where merging is
             impossible or not exact.
         """
         stock = super().create_embedding_bag_sharding(
@@ -137,8 +137,8 @@ class CodedFusedEmbeddingBagCollectionSharder(CodedSharder, FusedEmbeddingBagCol
 def refuse_prioritized(module_or_context: Any) -> None:
     """Raise ValueError for a PECEmbeddingCollection (TorchRec's prioritized exchanges).
 
-    It cuts a batch in two and sends the gradients of both parts by itself, as float32. Of a part
-    that it lets our sharding send, the receiver does not know how many rows each table has.
+    It cuts a batch in two and sends the gradients of both parts by itself, as float32. If our
+    sharding sent a part, the receiver would not know how many rows each table has.
     """
     if is_prioritized(module_or_context):
         raise ValueError(
@@ -152,7 +152,8 @@ class CodedShardedEmbeddingCollection(CodedModule, ShardedEmbeddingCollection):
     """ShardedEmbeddingCollection whose rows are coded and whose equal ids may be merged.
 
     TorchRec's use_index_dedup has all that merging needs, except an operator for CPU and a choice
-    by table. So its switch is turned on, and the step that finds the distinct ids is replaced.
+    by table. So this class turns use_index_dedup on and replaces the step that finds the distinct
+    ids.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -215,10 +216,10 @@ class CodedShardedEmbeddingCollection(CodedModule, ShardedEmbeddingCollection):
         device: torch.device | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> EmbeddingSharding[Any, Any, Any, Any]:
-        """Make a coded sharding, or TorchRec's where no rows are sent (DATA_PARALLEL).
+        """Make a coded sharding, or TorchRec's sharding where no rows are sent (DATA_PARALLEL).
 
-        Raises: ValueError: a sharding type that TorchRec does not have for sequences; one that a
-            library makes by itself, and that `coded_shardings` lacks.
+        Raises: ValueError: a sharding type that TorchRec does not have for sequences; a sharding
+            that a library makes by itself and that `coded_shardings` lacks.
         """
         stock = super().create_embedding_sharding(
             sharding_type, sharding_infos, env, device, qcomm_codecs_registry
@@ -232,7 +233,7 @@ class CodedShardedEmbeddingCollection(CodedModule, ShardedEmbeddingCollection):
         """Send the ids, and note for the output dist how many went where.
 
         Raises: ValueError: the collection is inside a PECEmbeddingCollection; a library's
-            `input_dist` that does not look for equal ids where they are to be merged.
+            `input_dist` does not look for equal ids, but ids are to be merged.
         """
         refuse_prioritized(ctx)
         merges = self._merging.point is not None and self._registry.session.merges_bags

@@ -1,7 +1,7 @@
 """Dtype of the rows that the lookups of a sharding give (FBGEMM's `output_dtype`).
 
-TorchRec sends rows, and their gradients, in the dtype in which FBGEMM gives them. So do we.
-FBGEMM 1.8 on a CPU: dense lookups give float32 whatever is asked for, fused ones do not give
+We send rows and their gradients in the dtype in which FBGEMM gives rows, as TorchRec does. On a
+CPU, dense lookups of FBGEMM 1.8 give float32 whatever is asked for, and fused lookups cannot give
 bfloat16.
 """
 
@@ -26,7 +26,7 @@ def rows_dtype(
     Args:
         groups_per_rank: tables of each rank, grouped by lookup kernel
         device: where the lookups are; None: the CPU
-    Raises: ValueError: lookups of several dtypes; one for which the device has no kernels.
+    Raises: ValueError: lookups of several dtypes, or a dtype for which the device has no kernels.
     """
     on_cpu = device is None or device.type == "cpu"
     tables: dict[torch.dtype, str] = {}

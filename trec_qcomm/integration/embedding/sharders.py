@@ -1,4 +1,4 @@
-"""All sharders of one Session: of bags, of sequences, and of the modules around these.
+"""All sharders of one Session: for bags, for sequences, and for modules around such collections.
 
 TorchRec's sharders of managed collision and feature processed modules take the sharder of the
 collection inside them.
@@ -105,7 +105,7 @@ class CodedManagedCollisionCollectionSharder(ManagedCollisionCollectionSharder):
     def shard(
         self, *args: Any, device: torch.device | None = None, **options: Any
     ) -> CodedShardedManagedCollisionCollection:
-        """Shard as planned. Args: args, options: those of TorchRec's sharder."""
+        """Shard as planned. Args: args, options: arguments of TorchRec's sharder."""
         device = device or torch.device("cpu")
         return CodedShardedManagedCollisionCollection(
             *args, device=device, session=self._session, **options
@@ -137,9 +137,9 @@ def all_sharders(
         use_index_dedup: whether collections of sequences send each id once (TorchRec's option)
         sharded_module_order_overwrite: order of sharding types in collections of bags (TorchRec's
             option)
-        subclasses: classes to use in the place of those in SHARDERS that they extend
-    Raises: ValueError: fused_params with a key that is no name; a subclass of none of SHARDERS, or
-        several of one.
+        subclasses: classes that replace the classes of SHARDERS that they extend
+    Raises: ValueError: fused_params with a key that is no name, a subclass of none of SHARDERS, or
+        several subclasses of one.
     """
     for key in fused_params or {}:
         if not isinstance(key, str):

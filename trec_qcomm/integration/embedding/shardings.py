@@ -1,7 +1,7 @@
 """TorchRec's shardings with coded output dists and counted input dists.
 
-Table- and column-wise shardings keep the output dist that TorchRec makes, and our collectives go
-where it would create its own at the first batch. The others get an output dist of ours.
+Table- and column-wise shardings keep TorchRec's output dist, and our collectives go where it would
+create its own at the first batch. All other shardings get an output dist of ours.
 """
 
 from typing import Any, ClassVar, Protocol
@@ -73,7 +73,7 @@ class CodedSharding(HasRegistry):
     sharding_name: ClassVar[str]
 
     def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist[Any]:
-        """Make TorchRec's dist of ids; what it sends is counted and noted, and may be packed."""
+        """Make TorchRec's dist of ids. Its messages are counted and noted, and may be packed."""
         input_dist: BaseSparseFeaturesDist[Any] = super().create_input_dist(device)  # type: ignore[misc]
         session = self._registry.session
         record_sent_ids(input_dist, session.counters["input"], lambda: session.packs_ids)
@@ -118,16 +118,16 @@ class CodedSharding(HasRegistry):
 
 
 class ShardingTransform(Protocol):
-    """Transform of the rows of one sharding, and what it notes of its batches."""
+    """Transform of the rows of one sharding, with notes on its batches."""
 
     def transform_of(self, collective: RowCollective) -> RowTransform:
         """Return the transform of a collective of this sharding."""
 
     def ids_of(self, features: KeyedJaggedTensor, bags: UniqueBags) -> Any:
-        """Return what is noted of a batch's distinct bags."""
+        """Return what the transform notes of a batch's distinct bags."""
 
     def watch(self, output_dist: nn.Module, collective: RowCollective) -> None:
-        """From now on tell the collective's transform of each exchange before it begins."""
+        """Tell the collective's transform, from now on, of each exchange before it begins."""
 
 
 class _CodedPooledSharding(CodedSharding):

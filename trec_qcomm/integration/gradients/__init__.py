@@ -1,1 +1,1 @@
-"""The all-reduce of gradients: of the replicated part, of DATA_PARALLEL tables, of any DDP."""
+"""All-reduce the gradients of the replicated part, of DATA_PARALLEL tables, or of any DDP."""

@@ -4,11 +4,11 @@
     gradients.register(ddp)
 
 DDP hands over buckets while backward goes on. They are reduced one after the other, and DDP waits
-for all of them at the end of backward. On CPU they are reduced in a thread and on a process group
-of their own. On a GPU DDP's own thread launches them on a stream of their own, in DDP's process
-group (comm.transport). Gradient accumulation (`no_sync`), static graphs and unused parameters work
-as with plain DDP. A parameter that got no gradient on any rank sends zeros and keeps its residual.
-What is to be exact is left to DDP's own all-reduce.
+for all of them at the end of backward. On CPU a separate thread reduces them, on its own process
+group. On a GPU DDP's thread launches them on a separate stream, in DDP's process group
+(comm.transport). Gradient accumulation (`no_sync`), static graphs and unused parameters work as
+with plain DDP. A parameter that got no gradient on any rank sends zeros and keeps its residual.
+Exact gradients are left to DDP's own all-reduce.
 
 Knows: DDP, rules of the config. Does not know: TorchRec, algorithms.
 """
@@ -56,11 +56,11 @@ class GradientAllReduce(ABC):
 
     It is a Stateful of torch.distributed.checkpoint (DCP), as QComm is.
 
-    Errors of an all-reduce are raised by backward. On CPU its end raises DDP's RuntimeError, whose
-    text names the error ("CorruptFrameError: frame from rank 3: ..."), also that of ranks that
-    ended with other bits (UnequalReplicasError). On a GPU the error itself is raised. A wrong frame
-    is found late there: a later bucket of this backward or the next raises the error. After the
-    last backward only `state_dict` does.
+    Backward raises the errors of an all-reduce. On CPU the end of backward raises DDP's
+    RuntimeError. Its text contains the error ("CorruptFrameError: frame from rank 3: ..."), also
+    the UnequalReplicasError of ranks that ended with other bits. On a GPU the error itself is
+    raised. A wrong frame is found late there: a later bucket of this backward or the next one
+    raises the error. After the last backward only `state_dict` raises it.
     """
 
     _name: ClassVar[str]  # what is all-reduced, in words
@@ -83,12 +83,13 @@ class GradientAllReduce(ABC):
             rules: the config's `dense` or `data_parallel`.
             seed: seed of stochastic rounding.
             measure_error: whether to record the largest error of what this rank encodes.
-            traffic: counters of what is sent.
-            is_exact: whether to leave the gradients to DDP now; equal on all ranks.
-            intra_traffic: counters of what is sent inside a node, where there are two hops.
-            check_replicas_every: number of steps after which results and weights are compared
-                over ranks, see comm.dense.replica_check; 0: never.
-            loss_scale: function that returns what the loss is multiplied by now; see QComm.scaler.
+            traffic: counters of the bytes that are sent.
+            is_exact: function that returns whether DDP reduces the gradients now; equal on all
+                ranks.
+            intra_traffic: counters of the bytes sent inside a node, if there are two hops.
+            check_replicas_every: number of steps between comparisons of results and weights over
+                ranks (comm.dense.replica_check); 0: never.
+            loss_scale: function that returns the present factor of the loss (QComm.scaler).
         """
         self.rules = (rules,) if isinstance(rules, AllReduceRule) else tuple(rules)
         self.traffic = Traffic("dense", ["all"]) if traffic is None else traffic
@@ -109,11 +110,15 @@ class GradientAllReduce(ABC):
     def register(self, ddp: DistributedDataParallel) -> None:
         """Take over the all-reduce of a DDP. Collective.
 
-        Raises: ValueError: parameters that are not float32, or neither on cpu nor on one GPU; a
-            second DDP; nodes that differ in size; on a GPU, a codec whose size depends on the data
-            or a process group that is not NCCL's; ranks whose rules or parameters differ; state
-            that was loaded and is not of this DDP. After an error this object is unchanged, and may
-            be registered with another DDP.
+        After an error this object is unchanged, and may be registered with another DDP.
+
+        Raises: ValueError: one of these:
+            - parameters that are not float32, or neither on the CPU nor on one GPU
+            - a second DDP
+            - nodes that differ in size
+            - on a GPU, a codec whose size depends on the data, or a process group without NCCL
+            - ranks whose rules or parameters differ
+            - loaded state of another DDP
         """
         if self._shapes_by_parameter:
             raise ValueError("gradients: there is a DDP already; make one of these for each")
@@ -160,11 +165,11 @@ class GradientAllReduce(ABC):
 
     @property
     def shapes(self) -> list[ParameterShape]:
-        """Shapes that the codec sees, of all parameters; none before `register`."""
+        """Shapes of all parameters, as the codec sees them; empty before `register`."""
         return [shape for group in self._shapes_by_parameter.values() for shape in group]
 
     def set_observer(self, observer: GradientObserver | None) -> None:
-        """Let an observer see what is sent, from the next bucket on. Args: observer: None: none."""
+        """Let an observer see the values to send, from the next bucket on; None: no observer."""
         self._observer = observer
         if self._shapes_by_parameter:
             self._reduction.observer = observer
@@ -230,13 +235,13 @@ class GradientAllReduce(ABC):
     def state_dict(self) -> State:
         """Return this rank's state: residuals, thresholds and the number of steps, on CPU.
 
-        It is {"rank0of4": {"num_steps", "residuals": {parameter: {site: [n]}}, "thresholds": ...,
-        "low_rank": {parameter: [r, m]}}}; the next factors begin from the last ones. The key names
-        the rank because DCP stores equal names of all ranks once. Residuals are those of a loss
-        that no scaler has multiplied.
+        The state is {"rank0of4": {"num_steps", "residuals": {parameter: {site: [n]}}, "thresholds":
+        ..., "low_rank": {parameter: [r, m]}}}. "low_rank" has the last factors, from which the next
+        ones begin. The key names the rank because DCP stores equal names of all ranks once.
+        Residuals are saved for a loss that no scaler has multiplied.
 
         Raises: CorruptFrameError: a frame in a GPU's memory was wrong. No state is returned that
-            was made with it.
+            was made with such a frame.
         """
         if not self._shapes_by_parameter:
             return by_rank_key(self._loaded)
@@ -257,8 +262,8 @@ class GradientAllReduce(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`, on any device, now or when a DDP is registered.
 
-        The state of another world size must hold the state of all its ranks, under their keys,
-        where the rule says `on_resize: sum`; the sum of their residuals is then dealt out evenly.
+        With `on_resize: sum`, the state of another world size must hold the state of all its ranks,
+        under their keys. The sum of their residuals is then dealt out evenly.
 
         Raises: ValueError: no such state, ranks are missing, or a parameter has another size.
         """
@@ -322,7 +327,7 @@ class GradientAllReduce(ABC):
 
 
 def scale_of(scaler: Any) -> float:
-    """Return what a torch.amp.GradScaler multiplies the loss by now; 1 where it is None."""
+    """Return the present factor of a torch.amp.GradScaler; 1 if the scaler is None."""
     return 1.0 if scaler is None else float(scaler.get_scale())
 
 

@@ -1,4 +1,4 @@
-"""compress_ddp: compressed gradients for a DDP that TorchRec knows nothing of.
+"""compress_ddp: compressed gradients for a DDP outside TorchRec.
 
 Knows: configs, DDP. Does not know: TorchRec, algorithms.
 """
@@ -22,27 +22,26 @@ from trec_qcomm.integration.warm_up import warm_up
 def compress_ddp(
     ddp: DistributedDataParallel, config: Config | Mapping[str, Any] | Path | str
 ) -> "CompressedDDP":
-    """Let a DDP all-reduce its gradients as the `dense` of a config says. Collective.
+    """Let a DDP all-reduce its gradients as a config's `dense` says. Collective.
 
         ddp = DistributedDataParallel(model)
         compressed = trec_qcomm.compress_ddp(ddp, "dense_float6")
         ...  # train as before
         print(compressed.summary())
 
-    Call it once for a DDP, on all ranks, before the first backward. What the config says of
-    embeddings and of DATA_PARALLEL tables is for TorchRec's modules, and is not used here.
+    Call this once for a DDP, on all ranks, before the first backward. The config's settings for
+    embeddings and DATA_PARALLEL tables are not used: they are for TorchRec's modules.
 
     Args:
         ddp: the wrapped model, float32, on CPU with gloo or on one GPU with NCCL.
-        config: a Config, a mapping as YAML has it, the path of a YAML file, or the name of a config
-            that ships (`trec_qcomm.presets()`).
+        config: a Config, a mapping as in YAML, the path of a YAML file, or the name of a preset
+            (`trec_qcomm.presets()`).
 
-    Raises: ValueError: not a DDP; a config of another type, one that cannot be read or one without
-        `dense`; what DDP or the codec cannot do, see GradientAllReduce.register; ranks whose
-        configs or parameters differ.
+    Raises: ValueError: not a DDP; a config of another type, without `dense` or that cannot be read;
+        an error of GradientAllReduce.register; ranks whose configs or parameters differ.
     """
     if not isinstance(ddp, DistributedDataParallel):
-        raise ValueError(f"ddp: expected a DistributedDataParallel, got a {type(ddp).__name__}")
+        raise ValueError(f"ddp: expected a DistributedDataParallel around the {type(ddp).__name__}")
     return CompressedDDP(ddp, read_config(config))
 
 
@@ -51,13 +50,13 @@ class CompressedDDP(Resumable):
 
     It is a Stateful of torch.distributed.checkpoint: save {"model": ..., "trec_qcomm": compressed}.
 
-    Attributes: scaler: scaler of the loss, see QComm.scaler.
+    Attributes: scaler: scaler of the loss, as QComm.scaler.
     """
 
     def __init__(self, ddp: DistributedDataParallel, config: Config) -> None:
-        """Take over the all-reduce of the DDP. Collective. Raises ValueError: see compress_ddp."""
+        """Take over the all-reduce of the DDP. Collective. Raises the errors of compress_ddp."""
         if config.dense is None:
-            raise ValueError(f"{config.source}: dense: missing")
+            raise ValueError(f"{config.source}: dense: missing; add it, such as {{codec: float6}}")
         self.config = config
         self._used_config = Config(dense=config.dense, seed=config.seed, source=config.source)
         self._exact, self.scaler = False, None
@@ -93,7 +92,7 @@ class CompressedDDP(Resumable):
     def stats(self) -> Stats:
         """Return what this rank sent since construction or `reset_stats`, in `stats().dense`.
 
-        What `hierarchical` sends inside a node is in `stats().intra_dense`.
+        `stats().intra_dense` has what `hierarchical` sends inside a node.
         """
         traffic = self._gradients.traffic, self._gradients.intra_traffic
         sent, inside = (kind_stats([counted]) for counted in traffic)
@@ -104,7 +103,7 @@ class CompressedDDP(Resumable):
         return str(self.stats())
 
     def debug_summary(self) -> str:
-        """Return what stands out in what the config's `debug` measured, as text."""
+        """Return a text of what stands out in the measurements of the config's `debug`."""
         if self._debugger is None:
             return "debug: off"
         return str(self._debugger.summary())
@@ -116,9 +115,9 @@ class CompressedDDP(Resumable):
         self._gradients.num_steps = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on as if it had not stopped.
+        """Return the state that a resumed run needs to continue exactly.
 
-        It holds what this rank's codec kept back, thresholds and the number of calls, on CPU.
+        It holds this rank's residuals, thresholds and the number of calls, on CPU.
 
         Raises: CorruptFrameError: a frame in a GPU's memory was wrong; no state is returned.
         """
@@ -129,8 +128,8 @@ class CompressedDDP(Resumable):
     ) -> None:
         """Continue from a `state_dict`.
 
-        Args: allow_changed_config: whether it may be of another `dense` or seed.
-        Raises: ValueError: it is no such state, or of another model, world size or config.
+        Args: allow_changed_config: whether the state may be of another `dense` or seed.
+        Raises: ValueError: no such state, or the state of another model, world size or config.
         """
         state = without_config(
             state_dict, self._used_config, allow_changed_config=allow_changed_config

@@ -1,7 +1,7 @@
 """DenseGradients: the all-reduce of the gradients of parameters that all ranks hold.
 
-Parameters of several rules travel in the same messages, where each is a segment with the codec of
-its rule. So a bucket takes as many messages as with one rule.
+Parameters of several rules travel in the same messages. Each parameter is a segment with the codec
+of its rule. So a bucket takes as many messages as with one rule.
 
 Knows: DDP, rules of the config. Does not know: TorchRec, algorithms.
 """
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class DenseGradients(GradientAllReduce):
-    """The all-reduce of replicated parameters: blocks of adjacent values are rows to the codec."""
+    """All-reduce of replicated parameters. A block of adjacent values is a row to the codec."""
 
     _name = "dense gradients"
 
@@ -55,12 +55,12 @@ class DenseGradients(GradientAllReduce):
     def use_rules(self, rules: Rules | None) -> None:
         """Reduce by other rules from the next step on. Call it on all ranks alike.
 
-        What was kept back of a parameter goes on by the rule that holds for it now; a rule that
-        keeps nothing drops it.
+        The residual of a parameter goes on under the parameter's new rule. If that rule has no
+        error feedback, the residual is dropped.
 
-        Args: rules: rules in place of the config's `dense`; None: DDP's own all-reduce, while what
-            was kept back waits.
-        Raises: ValueError: rules that do not fit the parameters or the device; then nothing is
+        Args: rules: rules in place of the config's `dense`; None: DDP's own all-reduce, while
+            residuals wait.
+        Raises: ValueError: rules that do not fit the parameters or the device. Then nothing is
             changed.
         """
         if rules is not None and rules_of(rules) != self._rules:
@@ -176,7 +176,7 @@ def make_dense_reduction(
 ) -> Reduction:
     """Return the reduction of one rank that rules of replicated parameters describe.
 
-    Args: rules: the rules, whose numbers are the parameters' `coding`.  The other arguments are
+    Args: rules: the rules; a parameter's `coding` is an index into them.  The other arguments are
         those of `make_reduction`.
     """
     listed = rules_of(rules)

@@ -1,4 +1,4 @@
-"""Where gradients lie, and over which process group they are reduced.
+"""Find where gradients lie, and the process group over which they are reduced.
 
 Knows: devices, process groups. Does not know: DDP, rules, algorithms.
 """
@@ -18,17 +18,18 @@ from trec_qcomm.integration.agreement import check_equal
 
 
 def device_of(names: Mapping[nn.Parameter, str]) -> torch.device:
-    """Return the one device on which all parameters lie; the CPU where there are none.
+    """Return the one device on which all parameters lie; the CPU if there are none.
 
     Args: names: each parameter's name, for errors.
-    Raises: ValueError: a parameter that is not float32 on cpu or cuda, or several devices.
+    Raises: ValueError: a parameter that is not float32 on cpu or cuda, or parameters on several
+        devices.
     """
     devices = {parameter.device: name for parameter, name in names.items()}
     for parameter, name in names.items():
         if parameter.dtype != torch.float32 or parameter.device.type not in ("cpu", "cuda"):
             raise ValueError(
-                f"gradients of {name!r}: {parameter.dtype} on {parameter.device}; the "
-                "all-reduce exists for float32 on cpu and cuda only"
+                f"gradients of {name!r}: {parameter.dtype} on {parameter.device}; allowed: float32 "
+                "on cpu or cuda; else leave dense and data_parallel out of the config"
             )
     if len(devices) > 1:
         places = ", ".join(f"{name!r} on {device}" for device, name in devices.items())
@@ -49,7 +50,8 @@ def ranks_per_node(pg: dist.ProcessGroup) -> int:
 
     Adjacent ranks of the job share a node, as in TorchRec's two-level shardings.
 
-    Raises: ValueError: no such variable, or nodes of which the job or the group has unequal parts.
+    Raises: ValueError: no such variable, or nodes with unequal numbers of ranks of the job or
+        group.
     """
     name = next((name for name in _RANKS_OF_A_NODE if name in os.environ), None)
     if name is None:
@@ -64,7 +66,7 @@ def ranks_per_node(pg: dist.ProcessGroup) -> int:
         pods = f" times {_NODES_OF_A_POD} {text[1]}" if _NODES_OF_A_POD in os.environ else ""
         raise ValueError(
             f"algorithm: hierarchical: {world_size} ranks are not nodes of {name} {text[0]}{pods} "
-            "each"
+            "each; make nodes equal, or take another algorithm"
         )
     ranks = dist.get_process_group_ranks(pg)
     nodes = [(node, len(list(members))) for node, members in groupby(ranks, lambda r: r // size)]
@@ -79,10 +81,11 @@ def ranks_per_node(pg: dist.ProcessGroup) -> int:
 def agreed_ranks_per_node(pg: dist.ProcessGroup, group: dist.ProcessGroup) -> int:
     """Return `ranks_per_node` of a group, or raise its ValueError on all ranks. Collective.
 
-    Nodes that differ in size may be wrong on one of them alone, and the others would wait for it.
+    If nodes differ in size, only some ranks may find an error, and all other ranks would wait for
+    them.
 
     Args: group: the process group to compare over, of the same ranks.
-    Raises: ValueError: that of this rank, or ranks that say something else.
+    Raises: ValueError: an error of this rank, or ranks with other results.
     """
     error, size = None, 0
     try:
@@ -97,7 +100,7 @@ def agreed_ranks_per_node(pg: dist.ProcessGroup, group: dist.ProcessGroup) -> in
 
 
 def check_on_gpu(field: str, codec: Codec, backends: str) -> None:
-    """Raise ValueError where gradients in a GPU's memory cannot be all-reduced with this codec.
+    """Raise ValueError if gradients in a GPU's memory cannot be all-reduced with this codec.
 
     The host launches all rounds of an all-reduce at once, so it must know each message's size.
 
@@ -122,9 +125,9 @@ def make_transport(
 ) -> Transport | DeviceTransport:
     """Return a transport of messages that lie in the memory of a device. Collective.
 
-    A group that is no group of torch's own may have a method `make_transport` that returns it.
+    A group of another class than torch's may have a method `make_transport`, which returns it.
 
-    Args: checks: results of checks on a GPU, which the host reads later; see DeviceTransport.
+    Args: checks: results of checks on a GPU, which the host reads later, for DeviceTransport.
     """
     if hasattr(pg, "make_transport"):
         own_transport: Transport = pg.make_transport()

@@ -1,4 +1,4 @@
-"""The reduction of gradients that a rule describes.
+"""Make the reduction of gradients that a rule describes.
 
 Knows: rules, chunks. Does not know: DDP, process groups.
 """
@@ -37,12 +37,12 @@ def make_reduction(
     Args:
         rule: the rule, whose algorithm holds for all parameters.
         parameters: all parameters of the model, as if they were in one bucket.
-        traffic, intra_traffic: counters of what is sent, see Reduction.
-        codings: codecs of the values, which the parameters name by number; None: the rule's codec
+        traffic, intra_traffic: counters of the bytes that are sent, as in Reduction.
+        codings: codecs of the values; a parameter names its Coding by index. None: the rule's codec
             for all.
         matrices: shapes of the parameters that are sent as factors of low rank.
-        make_tolerances: function that makes the rule of the codec's tolerances, from the chunks of
-            all parameters and the names of the sites at which this rank encodes.
+        make_tolerances: function that makes the rule of the codec's tolerances from two arguments:
+            the chunks of all parameters, and the names of the sites at which this rank encodes.
         seed: seed of stochastic rounding.
         measure_error: whether to record the largest error of what this rank encodes.
         ranks_per_node: number of adjacent ranks that share a node, for `hierarchical`.
@@ -75,7 +75,7 @@ def make_reduction(
 def sent_shapes(
     parameters: Sequence[ParameterShape], matrices: Sequence[MatrixShape]
 ) -> tuple[ParameterShape, ...]:
-    """Return the shapes of what is sent: factors in place of some parameters."""
+    """Return the shapes of what is sent, with factors in place of some parameters."""
     factors = {matrix.name: (matrix.left, matrix.right) for matrix in matrices}
     return tuple(shape for p in parameters for shape in factors.get(p.name, (p,)))
 

@@ -1,6 +1,6 @@
 """TableGradients: the all-reduce of DATA_PARALLEL tables, which sends only touched rows.
 
-TorchRec puts these tables into DDPs of their own, several tables in one flat parameter.
+TorchRec puts these tables into separate DDPs, with several tables in one flat parameter.
 
 Knows: TorchRec's lookups, DDP. Does not know: algorithms, codecs.
 """
@@ -19,9 +19,9 @@ from trec_qcomm.integration.gradients.reduction import make_reduction
 
 
 class TableGradients(GradientAllReduce):
-    """All-reduce of the tables of one lookup of TorchRec: a row of a table is a row to the codec.
+    """All-reduce of the tables of one lookup of TorchRec. A row of a table is a row to the codec.
 
-    Only rows that some rank touched in a step are sent (comm.touched_rows).
+    Only rows that at least one rank touched in a step are sent (comm.touched_rows).
     """
 
     _name = "DATA_PARALLEL tables' gradients"

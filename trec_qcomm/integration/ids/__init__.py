@@ -1,1 +1,1 @@
-"""Ids on the way to the owners of their tables: counted, noted, equal bags merged."""
+"""Count and note the ids that go to the owners of their tables, and merge equal bags."""

@@ -1,9 +1,9 @@
 """BagMerging: where one sharding merges equal bags, decided once, when the sharding is made.
 
-The config asks for it table by table (`unique_bags`); the tables' optimizers and kernels limit it.
-Merging is exact where the optimizer sees the sum of a row's gradients. FBGEMM clips gradients
-sample by sample, before it sums them up, so with `gradient_clipping` the result would differ.
-All ranks come to the same answer, because it depends on nothing but what all of them know.
+The config asks for merging table by table (`unique_bags`). Optimizers and kernels of the tables
+limit it. Merging is exact if the optimizer sees the sum of a row's gradients. With
+`gradient_clipping` FBGEMM clips gradients sample by sample before it sums them up, so the result
+would differ. All ranks decide alike, because the decision depends only on what all of them know.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ class BagMerging:
 
     Args:
         point: the step at which bags are merged; None: nowhere
-        max_shares: for each table, the largest share of distinct bags at which they are merged
+        max_shares: for each table, the largest share of distinct bags at which bags are merged
     """
 
     point: MergePoint | None = None
@@ -44,11 +44,11 @@ class BagMerging:
 
     @property
     def may_pause(self) -> bool:
-        """Whether batches without equal bags need not be searched: no table says `true`."""
+        """Whether the search may pause after batches without equal bags: no table says `true`."""
         return self.point is not None and max(self.max_shares.values(), default=0.0) < 1
 
     def shares_of(self, tables: Iterable[str]) -> Tensor:
-        """Return [F] float64: the largest share of the table of each of F features."""
+        """Return [F] float64, the largest share for the table of each of F features."""
         return torch.tensor([self.max_shares[table] for table in tables], dtype=torch.float64)
 
 
@@ -66,7 +66,7 @@ def plan_merging(
     Args:
         groups_per_rank: tables of each rank, grouped by lookup kernel
         is_nested: whether the collection is inside a module that does more with ids than look up
-        variable_batch_obstacle: why its lookups take no merged batch; None where they do
+        variable_batch_obstacle: reason why its lookups take no merged batch; None: they take it
         can_merge_after_lookup: whether each rank that has a bag has all ids of it
         dtype: dtype of the rows
     Raises: ValueError: `unique_bags: true` where merging is impossible or not exact.
@@ -102,7 +102,7 @@ def _obstacle_to_exactness(groups_per_rank: Groups, *, is_nested: bool) -> str |
 
 
 def obstacle_to_variable_batches(groups_per_rank: Groups, device: torch.device) -> str | None:
-    """Return the reason why lookups take no batch with a size for every feature, or None."""
+    """Return why lookups take no batch with a size for every feature; None: they take it."""
     for groups in groups_per_rank:
         if device.type == "cpu" and len(groups) > 1:
             names = " and ".join(_names(group) for group in groups)

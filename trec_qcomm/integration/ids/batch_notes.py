@@ -1,9 +1,9 @@
 """BatchNotes: what this rank knows about the ids of one batch in one sharding.
 
 Notes are written in the input dist and before the lookup, and read in the output dist. TorchRec
-hands a sharding context along with each batch, through pipelines too. So the notes are kept on the
-context, in one attribute. An input dist has no context: its notes are kept on the dist, in the same
-attribute, until the sharded module hands them over.
+hands a sharding context along with each batch, also through pipelines. So the notes are kept in an
+attribute of the context. An input dist has no context: its notes are kept in the same attribute of
+the dist, until the sharded module hands them over.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,11 +21,11 @@ _ATTRIBUTE = "trec_qcomm_notes"
 
 @dataclass(frozen=True, eq=False)
 class SentIds:
-    """Ids that one rank sent the owners of the tables: for each rank, for each of its features.
+    """Ids that one rank sent the owners of the tables, for each rank and each of its features.
 
     Args:
-        num_ids: number of ids of each
-        num_bags: number of bags of each
+        num_ids: number of ids of each rank's feature
+        num_bags: number of bags of each rank's feature
         lengths: [bags] int, ids in each bag, in the same order
     """
 
@@ -39,8 +39,9 @@ class IdRepetition:
     """How often the ids of a batch repeat.
 
     Args:
-        nbytes_ratio: bytes of ids, lengths and weights of the whole batch, over the distinct ones
-        by_feature: [F] float64, ids of each feature over its distinct ones; empty for pooled rows
+        nbytes_ratio: bytes of ids, lengths and weights of the whole batch, over the bytes of the
+            distinct ones
+        by_feature: [F] float64, ids of each feature over its distinct ids; empty for pooled rows
     """
 
     nbytes_ratio: float
@@ -69,8 +70,8 @@ class MergedBags:
 
     Args:
         bags: the distinct bags, and which of them each sample has
-        in_lookup: whether they alone are looked up; else their rows are selected after the lookup
-        noted: what an extension noted of them; None: nothing
+        in_lookup: whether only they are looked up; else their rows are selected after the lookup
+        noted: an extension's notes of them; None: nothing
     """
 
     bags: UniqueBags
@@ -79,7 +80,7 @@ class MergedBags:
 
     @property
     def batch_size(self) -> int:
-        """Samples of this rank's batch before its bags were merged."""
+        """Number of samples of this rank's batch before its bags were merged."""
         return self.bags.inverse.numel() // max(len(self.bags.counts), 1)
 
 
@@ -88,14 +89,13 @@ class BatchNotes:
     """Notes on one batch in one sharding.
 
     Args:
-        sent: what the input dist sent; None where it is not one of ours
-        merged: the distinct bags; None where no bags are merged
+        sent: the ids that the input dist sent; None if the dist is not one of ours
+        merged: the distinct bags; None if no bags are merged
         received: the ids after the input dist, which this rank looks up; None before that
-        repetition: how often this rank's ids repeat; None where none are merged before they are
-            sent
-        row_choice: the rows that a row-wise sharding sends and expects
-            (embedding.dists.RowChoice); None where they are not being chosen
-        on_lookup: what to call when the rows are looked up (ids.merge_pause); None: nothing
+        repetition: how often this rank's ids repeat; None if none are merged before they are sent
+        row_choice: the rows that a row-wise sharding sends and expects (embedding.dists.RowChoice);
+            None if they are not being chosen
+        on_lookup: function to call when the rows are looked up (ids.merge_pause); None: nothing
     """
 
     sent: SentIds | None = None
@@ -107,7 +107,7 @@ class BatchNotes:
 
 
 def notes_on(carrier: Any) -> BatchNotes:
-    """Return the notes on an input dist or a sharding context; new ones where there are none."""
+    """Return the notes on an input dist or a sharding context; make them if there are none."""
     notes: BatchNotes | None = getattr(carrier, _ATTRIBUTE, None)
     if notes is None:
         notes = BatchNotes()
@@ -117,9 +117,9 @@ def notes_on(carrier: Any) -> BatchNotes:
 
 
 def hand_over_notes(sharding_contexts: Iterable[Any], input_dists: Iterable[Any]) -> None:
-    """Move each input dist's notes to its context, before the next batch's take their place.
+    """Move each input dist's notes to its context, before notes of the next batch replace them.
 
-    A batch of distinct bags has another size for every feature; these sizes are set in the context.
+    A batch of distinct bags has its own size for every feature; these sizes are set in the context.
     """
     for context, input_dist in zip(sharding_contexts, input_dists, strict=True):
         notes = notes_on(input_dist)
@@ -131,10 +131,11 @@ def hand_over_notes(sharding_contexts: Iterable[Any], input_dists: Iterable[Any]
 
 
 def note_received(sharding_contexts: Iterable[Any], received: Iterable[Any]) -> None:
-    """Note for each sharding the ids that this rank looks up; tell those who wait for that.
+    """Note for each sharding the ids that this rank looks up, and call what waits for them.
 
-    TorchRec notes the sizes of a batch of distinct bags in its context as the ids arrive. But a
-    pipeline that goes on after `detach` gives the batch that it had sent a new context, without.
+    TorchRec notes the sizes of a batch of distinct bags in its context when the ids arrive. But a
+    pipeline that goes on after `detach` gives a batch that it had sent a new context, without the
+    sizes.
     """
     for context, ids in zip(sharding_contexts, received, strict=True):
         if context.variable_batch_per_feature and not context.batch_size_per_rank_per_feature:

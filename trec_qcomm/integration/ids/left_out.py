@@ -1,9 +1,9 @@
-"""Count of the rows that are not sent, because bags are merged or partial rows are empty.
+"""Count the rows that are not sent, because bags are merged or partial rows are empty.
 
-A rank knows its own batch before merging, so the count of gradients that it does not send is exact.
-Of other ranks' batches it sees only the distinct bags, so the count of rows that it does not send
-them is exact only where all ranks have equal batch sizes. Unpooled rows and ids that are not sent
-are estimated from how often the ids of this rank's own batch repeat.
+A rank knows its own batch before merging, so its count of gradients that it does not send is exact.
+It sees only the distinct bags of other ranks' batches. So its count of rows that it does not send
+is exact only if all ranks have equal batch sizes. Unpooled rows and ids that are not sent are
+estimated from how often the ids of this rank's own batch repeat.
 Shapes: P ranks; F shards of all owners, F_r of this rank's own.
 """
 
@@ -35,11 +35,11 @@ class LeftOutRows:
         self.is_mine = owner == collective.rank
 
     def add(self, rows: Tensor, gradients: Tensor) -> None:
-        """Count one exchange. What is due to this rank itself counts nothing.
+        """Count one exchange. Rows for this rank itself do not count.
 
         Args:
-            rows: [P, F_r], rows of each shard that each rank is not sent
-            gradients: [F], gradients of each shard that its owner is not sent
+            rows: [P, F_r], number of rows of each shard that are not sent to each rank
+            gradients: [F], number of gradients of each shard that are not sent to its owner
         """
         collective, is_mine = self._collective, self.is_mine
         num_rows = rows.clamp(min=0).sum(0) - rows[collective.rank].clamp(min=0)
@@ -53,7 +53,7 @@ class LeftOutRows:
 
 
 def count_left_out(output_dist: nn.Module, collective: RowCollective) -> None:
-    """From now on count the rows that a dist of whole columns does not send.
+    """Count, from now on, the rows that a dist of whole columns does not send.
 
     Args: collective: an all-to-all of this dist, whose owners send whole columns
     """

@@ -1,15 +1,15 @@
-"""Rows of a lookup's result: those that are sent, and those that are no padding.
+"""Choose the rows of a lookup's result that are sent, and the rows that are no padding.
 
-A row-wise sharded table gives every rank a partial row for every bag. Where none of the bag's ids
-lie on that rank it is 0, and not sent. Where equal bags are merged after the lookup, only the row
-of the first of them is sent. Both ends derive from their ids which rows these are.
+A row-wise sharded table gives every rank a partial row for every bag. If none of the bag's ids lie
+on a rank, its partial row is 0 and is not sent. If equal bags are merged after the lookup, only the
+row of the first of them is sent. Both ends derive from their ids which rows these are.
 
 **Padding.** For a batch with a size for every feature, FBGEMM 1.8 makes metadata of all bags. Only
-its CUDA kernels read them, but they are made on CPU, too, with several torch operators for each
-bag. That took half of a step of 2 x 2048 samples of 26 features. Then the lookup pads every feature
-with empty bags to the size of the largest one, and takes the rows out of the result. Here the same
-is done before and after the lookup, so that FBGEMM sees a batch of one size. Results are equal bit
-for bit, forward and backward.
+its CUDA kernels read the metadata, but FBGEMM makes them on CPU, too, with several torch operators
+for each bag. That took half of a step of 2 x 2048 samples of 26 features. FBGEMM then pads every
+feature with empty bags to the size of the largest one, and takes the rows out of the result. Here
+the same is done before and after the lookup, so that FBGEMM sees a batch of one size. Results are
+equal bit for bit, forward and backward.
 
 Shapes: F features of a rank's lookup, P ranks, B_r samples of rank r and B in all. A lookup's
 result is [B, D] with samples rank by rank; or, where every feature has a batch size of its own,
@@ -36,11 +36,11 @@ _SIZES = "batch_size_per_feature_per_rank"
 
 
 def batch_sizes(received: KeyedJaggedTensor, per_rank: Sequence[int], num_ranks: int) -> Tensor:
-    """Return [F, P] int64: how many bags of each feature came from each rank.
+    """Return [F, P] int64, how many bags of each feature came from each rank.
 
     Args:
         received: the ids after the input dist
-        per_rank: P batch sizes; empty where they are equal or differ by feature
+        per_rank: P batch sizes; empty if they are equal or differ by feature
     """
     num_features = len(received.keys())
     if received.variable_stride_per_key():
@@ -51,7 +51,7 @@ def batch_sizes(received: KeyedJaggedTensor, per_rank: Sequence[int], num_ranks:
 
 
 def rows_to_send(chosen: Tensor, sizes: Tensor, dims: Tensor, *, variable: bool) -> Choice:
-    """Choose rows of a lookup's result, for each rank, for each feature.
+    """Choose the rows of a lookup's result to send, for each rank and each feature.
 
     Args:
         chosen: [F B] bool, feature by feature, samples rank by rank
@@ -97,7 +97,7 @@ def rows_to_expect(
 
 
 def pad_lookups(module: nn.Module) -> None:
-    """From now on pad the batches of all fused lookups of pooled rows in the module, on CPU."""
+    """Pad, from now on, the batches of all fused lookups of pooled rows in the module, on CPU."""
     for lookup in module.modules():
         if isinstance(lookup, SplitTableBatchedEmbeddingBagsCodegen) and lookup.use_cpu:
             _pad(lookup)
@@ -130,7 +130,7 @@ def _pad(lookup: Any) -> None:
 
 
 def padded_offsets(offsets: Tensor, num_bags: Tensor) -> Tensor:
-    """Return [F M + 1] offsets, with empty bags behind the last bag of each feature.
+    """Return [F M + 1] offsets, with empty bags after the last bag of each feature.
 
     Args:
         offsets: [B + 1], where each bag's ids begin
@@ -144,7 +144,7 @@ def padded_offsets(offsets: Tensor, num_bags: Tensor) -> Tensor:
 
 
 def rows_of(sizes: Tensor, dims: Tensor) -> Rows:
-    """Return the rows of a result [M, W] that are no padding, for each rank, for each feature.
+    """Return the rows of a result [M, W] that are no padding, for each rank and each feature.
 
     Args:
         sizes: [F, P] int64, bags of each feature from each rank

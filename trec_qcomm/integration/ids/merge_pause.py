@@ -1,14 +1,14 @@
-"""MergePause: batches in which one sharding does not look for equal bags, as there were none.
+"""MergePause: pause one sharding's search for equal bags after a batch that had none.
 
-Looking for them costs up to a twentieth of an exchange on CPU, and a batch whose features have
-batch sizes of their own costs up to a third, also where no bag was merged. So of every WINDOW
-batches, all ranks tell one another in the first whether any of them had a bag to merge. If none
-had, the others of these batches go as TorchRec sends them.
+The search costs up to a twentieth of an exchange on CPU. Sending a batch whose features have batch
+sizes of their own costs up to a third, also if no bag was merged. So in the first of every WINDOW
+batches all ranks tell one another whether any rank had a bag to merge. If no rank had, the rest of
+these batches go as TorchRec sends them.
 
-All ranks must do alike, since TorchRec sends the batches of all ranks in one format. Only training
-counts; a batch of evaluation goes as the last one of training did. A pipeline sends the ids of
-batches before it trains on them. So the state is that of the last batch whose rows were looked up,
-and a resumed run does as an uninterrupted one.
+All ranks must act alike, because TorchRec sends the batches of all ranks in one format. Only
+training counts; a batch of evaluation goes as the last batch of training did. A pipeline sends the
+ids of batches before it trains on them. So the state is that of the last batch whose rows were
+looked up, and a resumed run acts like an uninterrupted one.
 """
 
 from collections.abc import Callable
@@ -45,10 +45,11 @@ class MergePause:
         return self._num_batches % WINDOW == 0 and self._is_training()
 
     def count(self, pays: Callable[[], bool]) -> Callable[[], None] | None:
-        """Count a batch; at the begin of a window this is a collective.
+        """Count a batch. At the beginning of a window this is a collective.
 
-        Args: pays: whether the search gave this rank's batch anything; asked where a window begins.
-        Returns: what to call when the rows of the batch are looked up; None in evaluation.
+        Args: pays: function that returns whether this rank's batch had equal bags; called where a
+            window begins.
+        Returns: function to call when the rows of the batch are looked up; None in evaluation.
         """
         if not self._is_training():
             return None
@@ -62,7 +63,7 @@ class MergePause:
         return torch.tensor(self._trained, dtype=torch.int64)
 
     def load_state_dict(self, state: object) -> None:
-        """Continue from `state`; {}: begin anew. Raises ValueError: it is no such state."""
+        """Continue from `state`, or begin anew for {}. Raises ValueError at other state."""
         if state == {}:
             state = torch.zeros(2, dtype=torch.int64)
         if not isinstance(state, Tensor) or state.shape != (2,):

@@ -1,24 +1,25 @@
-"""Ids that input dists send: packed where the config says so, counted, and noted.
+"""Pack the ids that input dists send, if the config says so; count and note them.
 
 PackedBatch is a batch that TorchRec's input dist sends as packed messages, bit by bit. TorchRec
-asks a KeyedJaggedTensor by four public methods what to send (`dist_labels`, `dist_splits`,
-`dist_tensors`) and what came of it (`dist_init`). A subclass that answers otherwise changes the
-bytes and nothing else: the splits exchange carries the sizes of the messages, pipelines fuse it as
-ever, and TorchRec's own permutation follows. It announces one more split than it sends tensors,
-the number of ids, from which sequence shardings know how many rows come back.
+calls four public methods of a KeyedJaggedTensor: `dist_labels`, `dist_splits` and `dist_tensors`
+say what to send, and `dist_init` makes a batch of what came. PackedBatch overrides them and changes
+nothing but the bytes. The splits exchange carries the sizes of the messages, pipelines fuse it as
+ever, and TorchRec's own permutation follows. PackedBatch announces one more split than it sends
+tensors: the number of ids, which tells sequence shardings how many rows come back.
 
-**Order.** Where equal bags are merged before the input dist, the distinct bags of features with one
-id a bag are sorted by id first (`ops.unique.sort_by_id`), so that a segment holds steps and no
-numbers. The samples' owner keeps the inverse; nothing of the order is sent. It changes no bit of a
-training with codecs that do not draw noise:
+**Order.** If equal bags are merged before the input dist, distinct bags of features with one id a
+bag are first sorted by id (`ops.unique.sort_by_id`). A segment then holds steps and no numbers. The
+samples' owner keeps the inverse, and the order is not sent. The order changes no bit of a
+training with codecs that draw no noise:
 - forward: the row of a bag does not depend on its place, and the inverse finds it.
 - backward: the gradient of a bag is the sum over its samples in their order, whatever its place.
-- at the table: a row's gradients are added rank by rank and feature by feature. Within both an id
-  is there once, or, where a feature's bags were not merged, in its samples' order: the sort is
-  stable.
+- at the table: a row's gradients are added rank by rank and feature by feature. Within one rank and
+  feature an id occurs once. If the feature's bags were not merged, it occurs in the order of its
+  samples, because the sort is stable.
 - codecs: rows are coded one by one, or by the range of all rows of a segment, which has no order.
+
 Stochastic rounding draws its noise by the place of a row, so it draws other noise of the same
-distribution. The size of what is entropy coded may differ.
+distribution. Entropy-coded sizes may differ.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +47,7 @@ _FIRST = int64_tensor([0])  # ids are counted under one table
 
 
 class PackedBatch(KeyedJaggedTensor):
-    """KeyedJaggedTensor that an input dist sends packed; else the batch that it was made of."""
+    """KeyedJaggedTensor that an input dist sends packed, and that is otherwise the given batch."""
 
     _ranks: ClassVar[Sequence[int]]  # of the group that it is sent in
     _dtypes: ClassVar[tuple[torch.dtype, torch.dtype]]  # of ids and lengths, as sent last
@@ -55,22 +56,22 @@ class PackedBatch(KeyedJaggedTensor):
 
     @classmethod
     def view_of(cls, features: KeyedJaggedTensor) -> "PackedBatch":
-        """Return the batch as one that is sent packed; they share all tensors."""
+        """Return the batch as a PackedBatch, which shares all tensors."""
         batch = cls.__new__(cls)
         batch.__dict__.update(features.__dict__)
         cls._dtypes = batch.values().dtype, batch.lengths().dtype
         return batch
 
     def dist_labels(self) -> list[str]:
-        """Return names of what is sent, and of the numbers of ids."""
+        """Return the names of the tensors that are sent, and a name for the numbers of ids."""
         weights = [] if self.weights_or_none() is None else ["weights"]
         return ["packed", *weights, "values"]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def dist_splits(self, key_splits: list[int]) -> list[list[int]]:
-        """Pack the batch for all ranks, and return the splits of what is sent, and of the ids.
+        """Pack the batch for all ranks. Return the splits of the sent tensors, and of the ids.
 
-        Args: key_splits: P numbers of features
+        Args: key_splits: P ints, the number of features of each rank
         """
         bags = Bags(
             self.values().contiguous(),
@@ -86,12 +87,12 @@ class PackedBatch(KeyedJaggedTensor):
         return [self._packed.nbytes, *weights, num_ids]
 
     def dist_tensors(self) -> list[Tensor]:
-        """Return what is sent: messages, and weights as they are. Call it after `dist_splits`."""
+        """Return the tensors to send: messages, and unchanged weights. Call `dist_splits` first."""
         weights = self.weights_or_none()
         return [self._packed.buffer, *([] if weights is None else [weights])]
 
     def unpacked_nbytes(self, rank: int) -> tuple[int, int]:
-        """Return what TorchRec would send to other ranks: bytes, and numbers of sizes."""
+        """Return the bytes and the number of sizes that TorchRec would send to other ranks."""
         sizes = [self.lengths().element_size(), self.values().element_size()]
         sizes += [8] if self.variable_stride_per_key() else []
         weights = self.weights_or_none()
@@ -114,7 +115,7 @@ class PackedBatch(KeyedJaggedTensor):
     ) -> Any:
         """Return the batch that came from all ranks, as TorchRec makes it of unpacked tensors.
 
-        Args: tensors: messages, and weights if there are any.  The others: TorchRec's.
+        Args: tensors: messages, and weights if there are any.  The other arguments are TorchRec's.
         Raises: CorruptFrameError: naming the sender and the feature.
         """
         even_bags = None if variable_stride_per_key else stride_per_rank
@@ -127,13 +128,13 @@ class PackedBatch(KeyedJaggedTensor):
 
 
 def record_sent_ids(input_dist: Any, traffic: Traffic, packs: Callable[[], bool]) -> None:
-    """From now on count what a TorchRec input dist sends, and note it (BatchNotes.sent).
+    """Count, from now on, what a TorchRec input dist sends, and note it (BatchNotes.sent).
 
     Args: packs: function that returns whether ids are sent packed now.
 
-    Counted are lengths, ids and weights to other ranks, and the sizes sent before them. The hook
-    sits on the inner all-to-all, whose `forward` (and not `__call__`) is what
-    TrainPipelineSparseDist replaces.
+    Lengths, ids and weights to other ranks are counted, and the sizes sent before them. The hook
+    sits on the inner all-to-all, because TrainPipelineSparseDist replaces its `forward` (and not
+    `__call__`).
     """
     inner = inner_dist(input_dist)
     pg = process_group(inner)
@@ -174,7 +175,7 @@ def record_sent_ids(input_dist: Any, traffic: Traffic, packs: Callable[[], bool]
 
 
 def count_remapped_ids(output_dist: Any, traffic: Traffic) -> None:
-    """From now on count what a managed collision module sends when it returns remapped ids."""
+    """Count, from now on, what a managed collision module sends to return remapped ids."""
 
     def after(_dist: nn.Module, args: tuple[Tensor, Any], _awaitable: Any) -> None:
         ids, context = args

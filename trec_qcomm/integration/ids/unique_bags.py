@@ -1,16 +1,16 @@
-"""Distinct bags: each different bag of a batch is looked up and sent once, and nothing is lost.
+"""Look up and send each distinct bag of a batch once, without any loss.
 
-Before a sharding's input dist, every feature's bags become the distinct ones: a KeyedJaggedTensor
-with another batch size for every feature, which TorchRec's shardings take. From there on ids,
-lookups, rows and gradients are fewer, and both ends know the sizes. After the output dist the rows
-are spread over the samples again. In backward the gradients of equal bags are first summed in
-float32, which is what the embedding's own backward does with them later anyway.
+Before a sharding's input dist, every feature's bags are replaced by its distinct bags. The result
+is a KeyedJaggedTensor with its own batch size for every feature, which TorchRec's shardings take.
+From there on ids, lookups, rows and gradients are fewer, and both ends know the sizes. After the
+output dist the rows are spread over the samples again. In backward, gradients of equal bags are
+summed in float32 before coding. The embedding would add them up anyway.
 
-Where the lookups take no such batch (MergePoint.LOOKUP) ids and lookups stay as they are. Then the
+Some lookups take no such batch (MergePoint.LOOKUP). Then ids and lookups stay as they are, the
 owner of the tables also finds the distinct bags, and only rows and gradients are fewer.
 
-It is done sharding by sharding, by hooks on TorchRec's dists, so that the module around them sees
-the batch that it gave: mean pooling, DATA_PARALLEL tables and pipelines do not know of it.
+Each sharding does this by hooks on TorchRec's dists, so the module around it sees its own batch.
+Mean pooling, DATA_PARALLEL tables and pipelines are not affected.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,16 +56,16 @@ def merge_bags(
     by_id: bool = False,
     note: Callable[[KeyedJaggedTensor, UniqueBags], Any] | None = None,
 ) -> None:
-    """From now on find each batch's distinct bags, note them (BatchNotes.merged) and count them.
+    """Find, from now on, each batch's distinct bags; note them (BatchNotes.merged) and count them.
 
-    With MergePoint.INPUT_DIST the input dist sends these alone. A batch that comes with batch sizes
-    of its own for every feature is left as it is.
+    With MergePoint.INPUT_DIST the input dist sends only distinct bags. A batch that comes with its
+    own batch size for every feature is left as it is.
     Args:
         shards: [F], the features in the order in which the input dist takes them
         is_on: function that returns whether bags are merged now; equal on all ranks
-        pause: which batches are left as they are, too; None: no others
+        pause: policy by which further batches are left as they are; None: none are
         by_id: whether to send bags of one id in the order of their ids
-        note: function of a batch and its distinct bags; what it returns is noted, too
+        note: function of a batch and its distinct bags; its result is noted, too
     """
     shares = merging.shares_of(shard.table for shard in shards)
     tables = counts.numbers_of([shard.table for shard in shards])
@@ -135,7 +135,7 @@ def _distinct_batch(
 def select_bags(
     output_dist: nn.Module, merging: BagMerging, shards: Sequence[FeatureShard], num_ranks: int
 ) -> None:
-    """From now on send only the first of the equal rows that a lookup made for equal bags.
+    """Send, from now on, only the first of the equal rows that a lookup made for equal bags.
 
     A batch whose bags were merged before the input dist is left as it is.
     Args: shards: the features of this rank's lookup
@@ -173,11 +173,11 @@ def select_bags(
 def expand_bags(
     output_dist: nn.Module, shards: Sequence[FeatureShard], callbacks: Sequence[Callback]
 ) -> None:
-    """From now on return a row for every sample, as for a batch that was sent whole.
+    """Return, from now on, a row for every sample, as for a batch that was sent whole.
 
     Args:
         shards: the features in the order of the dist's result
-        callbacks: what TorchRec does with a whole batch's rows before it hands them on
+        callbacks: functions that TorchRec applies to a whole batch's rows before it hands them on
     """
     dims = torch.tensor([shard.dim for shard in shards], dtype=torch.int64)
     column = exclusive_cumsum(dims)[:-1]
@@ -228,14 +228,14 @@ def distinct_ids(
 ) -> tuple[UniqueBags, KeyedJaggedTensor, Tensor]:
     """Find the distinct ids of each of F unpooled features.
 
-    TorchRec's use_index_dedup does the same, but not table by table, and not on CPU, where FBGEMM
-    has no operator for it.
+    TorchRec's use_index_dedup does the same, but not table by table. On CPU FBGEMM has no operator
+    for it.
     Args:
         shares: [F] float64, the largest share of distinct ids at which equal ones are merged
-        by_id: whether they are sent in their order
-    Returns: the distinct ids, each as a bag of one; a batch that holds each of them once, spread
-             evenly over as many samples as before; and [N] int64, the place in that batch of each
-             of the N ids.
+        by_id: whether distinct ids are sent in increasing order
+    Returns: the distinct ids, each as a bag of one; a batch that holds each distinct id once,
+        spread evenly over as many samples as before; and [N] int64, the place in that batch of each
+        of the N ids.
     """
     values = features.values()
     num_ids = torch.tensor(features.length_per_key(), dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""The numeric debugger: what a codec does to the values of each table and parameter, in figures.
+"""Numeric debugger: measure how a codec changes the values of each table and parameter.
 
 Knows: codecs, placed frames, records. Does not know: TorchRec, configs, process groups.
 """

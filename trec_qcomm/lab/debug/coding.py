@@ -1,7 +1,7 @@
-"""Rows of an exchange encoded once more into memory of the debugger's, and decoded.
+"""Encode the rows of an exchange once more, into the debugger's own memory, and decode them.
 
-Encoding is a function of rows, seed and tolerance, so what is decoded here is what the receivers
-decode, bit by bit. Nothing that the exchange uses is written.
+Encoding is a function of rows, seed and tolerance. So the values decoded here equal the receivers'
+values, bit by bit. The memory of the exchange is not written.
 
 Knows: codecs, groups of segments. Does not know: process groups, what is measured.
 Shapes: S segments, R rows of D values.
@@ -26,12 +26,12 @@ class PackedRows:
 
     Args:
         x: [R, D] float32.
-        segments: the S segments of `x`, one behind the other.
+        segments: the S segments of `x`, one after the other.
         names: S names, the table or parameter of each.
         codec: the codec that the exchange uses.
-        seed: the seed that it uses.
+        seed: the seed of the exchange.
         tolerances: [S] float64, the tolerance of each as the codec gets it; None: it has none.
-        configured: [S] float64, the same before it is divided among summands; NaN: it has none.
+        configured: [S] float64, the tolerances before they are divided among summands; NaN: none.
         num_summands: number of summands that share the tolerance of a BOUNDED codec here.
     """
 

@@ -1,13 +1,13 @@
-"""Find where precision is lost, in what the numeric debugger recorded.
+"""Find where precision is lost, in records of the numeric debugger.
 
 examples:
   python -m trec_qcomm debug runs/debug
   python -m trec_qcomm report runs/debug
 
-A folder holds debug-rank0.jsonl, debug-rank1.jsonl and so on, which `debug:` in a config or
-`with qcomm.debug(...)` makes a training write. Shown is what stands out, since which step, and what
-to do; then the noisiest tables. What stands out is NaN, tables that jump, residuals that grow
-without end, values lost beside larger ones, tables far noisier than others.
+A folder holds debug-rank0.jsonl, debug-rank1.jsonl and so on. A training writes them if its config
+has `debug:`, or inside `with qcomm.debug(...)`. The command shows what stands out, since which
+step, and what to do; then the noisiest tables. These stand out: NaN, tables that jump, residuals
+that grow without end, values lost beside larger ones, tables far noisier than others.
 Exit status: 0 nothing stands out, 1 something, 2 a mistake in the command line or the files.
 """
 

@@ -1,8 +1,8 @@
-"""Debugger: measures what codecs do to tables and gradients, in some steps of a training.
+"""Debugger: measure how codecs change tables and gradients, in some steps of a training.
 
-It looks at values before they are encoded, and encodes them once more into memory of its own. It
-sends nothing, draws no noise and changes no state, so a training goes on bit by bit as without it.
-On a GPU a measured step waits for the device.
+It looks at values before they are encoded, and encodes them once more into its own memory. It sends
+nothing, draws no noise and changes no state, so a training goes on bit by bit as without it. On a
+GPU a measured step waits for the device.
 
 Knows: sessions, collectives of rows, all-reduces of gradients. Does not know: TorchRec.
 """
@@ -50,8 +50,8 @@ class Debugger(Extension, Observer):
 
         Args:
             rule: what to measure.
-            config: config of the training, of which records have the name and the seed.
-            from_first_step: whether steps are counted from the first one that is seen, not from 0.
+            config: config of the training; records have its name and seed.
+            from_first_step: whether steps are counted from the first step that is seen, not from 0.
         """
         self.rule = rule
         self.recorder = Recorder(config, rule.folder)
@@ -62,11 +62,11 @@ class Debugger(Extension, Observer):
 
     @property
     def records(self) -> list[DebugRecord]:
-        """The latest records of this rank, in order."""
+        """Latest records of this rank, in order."""
         return list(self.recorder.latest)
 
     def summary(self) -> str:
-        """Return what stands out in the latest records, and what to do about it, as text."""
+        """Return a text of what stands out in the latest records, and what to do about it."""
         if not self.recorder.latest:
             return "debug: nothing was measured so far"
         run = DebugRun(f"rank {self.records[0].rank}", self.records)
@@ -76,7 +76,7 @@ class Debugger(Extension, Observer):
         return f"{run_summary(run, top=MOST_SHOWN)}\n{cost}"
 
     def start(self, session: Session) -> None:
-        """Measure from the next call on, in what a session has and will have.
+        """Measure a session's collectives and all-reduces from the next call on.
 
         Raises: ValueError: a debugger is at work, a pattern without a table or parameter, or a
             shadow that does not take rows of their length.
@@ -97,7 +97,7 @@ class Debugger(Extension, Observer):
         session.extensions[NAME] = self
 
     def stop(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         assert self._session is not None
         self._is_at_work = False
         for collective in self._session.collectives:
@@ -138,7 +138,7 @@ class Debugger(Extension, Observer):
         check_patterns("debug.tables", patterns, names, "table and no dense parameter")
 
     def check_dim(self, dim: int, where: str) -> None:
-        """Raise ValueError where a shadow does not take rows of `dim` values."""
+        """Raise ValueError if a shadow does not take rows of `dim` values."""
         for number, codec in enumerate(self.rule.shadow):
             check_dim(codec, dim, f"debug.shadow[{number}]: {where}")
 
@@ -172,9 +172,9 @@ def debugger_of(session: Session) -> Debugger | None:
 
 
 class GradientDebugger:
-    """Observer of the all-reduces of one DDP; see comm.dense.coder.GradientObserver.
+    """GradientObserver (comm.dense.coder) of the all-reduces of one DDP.
 
-    On a CPU an all-reduce runs in a thread of its own, and so does what is measured here.
+    On a CPU an all-reduce runs in a separate thread, and so do these measurements.
 
     Args: debugger: the debugger.  direction: "dense" or "data_parallel".
     """
@@ -183,16 +183,16 @@ class GradientDebugger:
         self.debugger, self.direction = debugger, direction
 
     def matches(self, name: str) -> bool:
-        """Return whether a parameter is measured, or the one of which this is a factor."""
+        """Return whether a parameter, or the parameter of a factor, is measured."""
         return self.debugger.rule.matches(parameter_of(name))
 
     def begin(self, chunks: BucketChunks, step: int) -> "BucketDebugger | None":
-        """Return an onlooker of one bucket, or None if this step is not measured."""
+        """Return an observer of one bucket, or None if this step is not measured."""
         return BucketDebugger(self, chunks, step) if self.debugger.is_due(step) else None
 
 
 class BucketDebugger:
-    """Onlooker of the all-reduce of one bucket; see comm.dense.coder.GradientMeasurement."""
+    """GradientMeasurement (comm.dense.coder) of the all-reduce of one bucket."""
 
     def __init__(self, observer: GradientDebugger, chunks: BucketChunks, step: int) -> None:
         self._chunks, self._step = chunks, step
@@ -208,7 +208,7 @@ class BucketDebugger:
     def sent(
         self, values: Tensor, span: ChunkSpan, site: str, *, seed: int, tolerances: Tensor | None
     ) -> None:
-        """Measure what is about to be sent."""
+        """Measure the values to send."""
         with self._recorder.timed():
             segments = [self._chunks.names[p] for p in span.placed.plan.table.tolist()]
             names = [name if self._matches(name) else None for name in segments]
@@ -218,7 +218,7 @@ class BucketDebugger:
                 measurement.add(rows, with_shadows=is_coded)
 
     def kept(self, gradient: Tensor, residual: Tensor, span: ChunkSpan, site: str) -> None:
-        """Measure what the codec kept back of coded values."""
+        """Measure the codec's error of coded values."""
         with self._recorder.timed():
             for piece in self._chunks.pieces:
                 inside = span.begin <= piece.start < span.end and piece.coded

@@ -1,7 +1,7 @@
 """Findings: what stands out in records of the debugger, since which step, and what to do about it.
 
 Each rule looks at the records of one table or parameter in one direction, step by step, or compares
-tables in one step. Shadows are left out, as nothing was trained with them.
+tables in one step. Shadows are left out, because nothing was trained with them.
 
 Knows: records. Does not know: where they come from, how findings are shown.
 """
@@ -37,9 +37,8 @@ class Finding:
     """One thing that stands out.
 
     Args:
-        kind: the rule that it breaks: "nan", "broken", "drift", "residual", "lost", "bias" or
-            "snr".
-        severity: higher is worse; of one kind and direction all are equal.
+        kind: broken rule: "nan", "broken", "drift", "residual", "lost", "bias" or "snr".
+        severity: higher is worse; findings of one kind and direction have one severity.
         ranks: ranks that show it.
         step: step of the first record that shows it.
         place: the table or parameter.
@@ -99,9 +98,9 @@ _RULES_WITHOUT_RESIDUAL = (
 
 
 def findings(records: Iterable[DebugRecord]) -> list[Finding]:
-    """Return what stands out, once for all ranks: the earliest step first.
+    """Return what stands out, once for all ranks, the earliest step first.
 
-    Within a step the order is that of sending, and then the worst comes first.
+    Within a step findings are in the order of sending, and then the worst comes first.
     """
     used = [record for record in records if not record.is_shadow]
     groups: dict[tuple[str, Place], list[Finding]] = defaultdict(list)

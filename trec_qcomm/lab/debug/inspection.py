@@ -1,6 +1,6 @@
-"""The methods of a QComm that look at values: capture, debugger, attribution. They change nothing.
+"""Methods of a QComm that look at values and change nothing: capture, debugger, attribution.
 
-`QComm` takes them from here when they are first used (qcomm.TOOLS).
+`QComm` imports them from here when they are first used (qcomm.TOOLS).
 Knows: sessions. Does not know: models, TorchRec, how values are observed.
 """
 
@@ -27,11 +27,11 @@ LossFunction = Callable[[Any], Tensor | float]
 
 @dataclass(frozen=True)
 class TableEffect:
-    """What the forward codec of one table adds to the loss.
+    """Effect of one table's forward codec on the loss.
 
     Args:
         table: name of the table.
-        added_loss: the loss with all codecs, minus that with all but this one.
+        added_loss: the loss with all codecs, minus the loss with all codecs but this one.
     """
 
     table: str
@@ -40,14 +40,14 @@ class TableEffect:
 
 @dataclass(frozen=True)
 class Attribution:
-    """What the forward codecs add to the loss of one batch, the mean over ranks.
+    """Effects of the forward codecs on the loss of one batch, the mean over ranks.
 
     Args:
         loss: the loss with all codecs on.
-        exact_loss: the loss with all of them off.
-        tables: effects of all tables whose forward codec is not exact, the largest magnitude first:
-            on one batch the sign is often chance. Their sum is not `loss` minus `exact_loss`:
-            codecs act together.
+        exact_loss: the loss with all codecs off.
+        tables: effects of all tables whose forward codec is not exact, the largest magnitude first.
+            On one batch the sign is often chance. The sum of effects is not `loss` minus
+            `exact_loss`, because codecs act together.
     """
 
     loss: float
@@ -69,17 +69,17 @@ def capture_rows(
         ...  # 20 steps
         capture.save("rows.pt")  # on all ranks; then python -m trec_qcomm analyze
 
-    Rows are exact whatever the codecs are. With `unique_bags` a row that repeats in a batch is
-    sent, and kept, once.
+    Rows are kept exactly, whatever the codecs are. With `unique_bags` a row that repeats in a batch
+    is sent, and kept, once.
 
     Args:
         steps: number of training steps, from the next one on.
-        gradients: whether to keep the gradients of the rows, too, which a preview shows.
-        max_nbytes: memory for the rows of all ranks together. Each table has an equal share;
-            later rows of a table whose share is full are left out and counted.
+        gradients: whether to keep the gradients of the rows, too; a preview shows them.
+        max_nbytes: memory for the rows of all ranks together. Each table has an equal share. When a
+            share is full, later rows of its table are left out and counted.
 
-    Raises: ValueError: the model is not sharded yet, rows are captured already, or too little
-        memory for a row of each table.
+    Raises: ValueError: the model is not sharded yet, rows are captured already, or the memory is
+        too small for a row of each table.
     """
     return RowCapture(qcomm.session, steps=steps, gradients=gradients, max_nbytes=max_nbytes)
 
@@ -93,24 +93,24 @@ def debug(
     tables: str | Sequence[str] = "*",
     shadow: Sequence[Codec] = (),
 ) -> Iterator[Debugger]:
-    """Measure inside the block what codecs do to each table and dense gradient.
+    """Measure, inside the block, how codecs change each table's rows and each dense gradient.
 
         with qcomm.debug("runs/debug", every=10, shadow=[trec_qcomm.Rowwise(2)]):
             ...  # train
         print(qcomm.debug_summary())
 
     Training goes on bit by bit as without it. The config's `debug` does the same for a whole
-    training. Dense gradients are measured where the config has `dense`, gradients of
-    DATA_PARALLEL tables where it has `data_parallel`. Figures are those of
-    records.DebugRecord; running means begin anew in a resumed run.
+    training. Dense gradients are measured if the config has `dense`, gradients of DATA_PARALLEL
+    tables if it has `data_parallel`. records.DebugRecord explains the figures. Running means begin
+    anew in a resumed run.
 
     Args:
-        folder: folder of the records, debug-rank0.jsonl and so on, which are appended to; None
-            keeps the latest in memory alone.
-        every: number of steps from one measured step to the next; the first step of the block
-            is measured.
-        tables: patterns on names of tables and dense parameters; others are left out.
-        shadow: codecs to try on the same values; what they make of them is thrown away.
+        folder: folder of the records, debug-rank0.jsonl and so on, to which records are appended.
+            None keeps only the latest records, in memory.
+        every: number of steps from one measured step to the next; the first step of the block is
+            measured.
+        tables: patterns on names of tables and dense parameters to measure.
+        shadow: codecs to try on the same values; their results are thrown away.
 
     Raises: ValueError: a debugger is at work, a pattern matches nothing, or a shadow does not
         take these rows.
@@ -126,10 +126,10 @@ def debug(
 
 
 def debug_summary(qcomm: QComm) -> str:
-    """Return what stands out in what the debugger measured on this rank, as text.
+    """Return a text of what stands out in the debugger's measurements on this rank.
 
-    These are up to five places with the first step and what to do about each, the first first, the
-    noisiest places, and what measuring took.
+    The text has up to five places, each with its first step and what to do, in the order of steps.
+    Then come the noisiest places, and the cost of measuring.
     """
     debugger = debugger_of(qcomm.session)
     return "debug: off; see QComm.debug" if debugger is None else debugger.summary()
@@ -140,10 +140,10 @@ def attribute(qcomm: QComm, loss_fn: LossFunction, batch: Any) -> Attribution:
 
         print(qcomm.attribute(lambda batch: loss_of(model(batch.features), batch), batch))
 
-    It takes a forward pass with all codecs, one with none and one for each table, with only
-    that table's codec off, all of them without gradients, with the same random numbers and the
-    same noise where codecs do not group tables in another way. Statistics and numbers of steps
-    stay as they are. With batch normalization call it in `model.eval()`.
+    It takes a forward pass with all codecs, one without codecs, and one for each table with only
+    that table's codec off. All passes run without gradients and with the same random numbers. They
+    also have the same noise, unless codecs group tables differently. Statistics and numbers of
+    steps stay as they are. With batch normalization call it in `model.eval()`.
 
     Args:
         loss_fn: function that takes the batch and returns this rank's loss, a number or a
@@ -172,7 +172,7 @@ def attribute(qcomm: QComm, loss_fn: LossFunction, batch: Any) -> Attribution:
 
 @contextmanager
 def leaving_no_trace(session: Session) -> Iterator[None]:
-    """Give the session's counters their attributes of before back at the end."""
+    """Restore the attributes of the session's counters at the end of the block."""
     counters = [*session.counters.values(), session.bags]
     saved = [(counter, deepcopy(vars(counter))) for counter in counters]
     try:
@@ -184,6 +184,6 @@ def leaving_no_trace(session: Session) -> Iterator[None]:
 
 
 def summing_device() -> torch.device:
-    """Return the device whose tensors all ranks can add up."""
+    """Return a device whose tensors all ranks can add up."""
     is_gpu = "nccl" in dist.get_backend()
     return torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")

@@ -20,7 +20,7 @@ ORDER = (
 
 @dataclass(frozen=True)
 class Place:
-    """A table or parameter, and the values of it that are meant.
+    """Table or parameter, and which of its values are measured.
 
     Args: name, direction, site, module: fields of DebugRecord.
     """
@@ -32,7 +32,7 @@ class Place:
 
     @property
     def order(self) -> int:
-        """Number of the direction in the order of a step."""
+        """Index of the direction in the order of a step."""
         return ORDER.index(self.direction)
 
     def __str__(self) -> str:
@@ -40,12 +40,12 @@ class Place:
 
 
 def place_of(record: DebugRecord) -> Place:
-    """Return what a record is about."""
+    """Return the place of a record."""
     return Place(record.name, record.direction, record.site, record.module)
 
 
 class DebugRun:
-    """Records of one training by all its ranks; a line that was recorded again counts once.
+    """Records of one training by all its ranks; a line that was recorded twice counts once.
 
     Args: folder: name of the folder, for messages.  records: records in the order of the lines.
     """
@@ -93,7 +93,7 @@ class DebugRun:
 def read_run(folder: str | Path) -> DebugRun:
     """Return the run whose debug records are in a folder; records of other kinds are left out.
 
-    Raises: ValueError naming the folder or the line: nothing there, or no record.
+    Raises: ValueError: no records in the folder, or a line that is no record; the error names it.
     """
     records = (record for record in read_all([folder]) if isinstance(record, DebugRecord))
     return DebugRun(str(folder), records)

@@ -1,7 +1,8 @@
-"""RowCapture: the rows that each table sends forward, kept for a few steps, to choose codecs by.
+"""RowCapture: keep the rows that each table sends forward in a few steps, to choose codecs by.
 
-Rows are kept before they are coded, so they are exact. A block is what one rank sends one rank for
-one table and column shard in a step, itself included; of row-wise tables these are partial sums.
+Rows are kept before they are coded, so they are exact. A block is the rows that one rank sends one
+rank (or itself) for one table and column shard in a step. Blocks of row-wise tables are partial
+sums.
 
 Knows: sessions, process groups. Does not know: TorchRec, how the rows are judged.
 """
@@ -114,12 +115,12 @@ class RowCapture(Observer):
 
     @property
     def rows(self) -> Blocks:
-        """The rows that this rank has sent."""
+        """Rows that this rank has sent."""
         return self._kept["forward"].by_table
 
     @property
     def gradients(self) -> Blocks:
-        """The gradients of rows that this rank has sent, if they are kept."""
+        """Gradients of rows that this rank has sent, if they are kept."""
         return self._kept["backward"].by_table if "backward" in self._kept else {}
 
     @property
@@ -182,14 +183,18 @@ class RowCapture(Observer):
 
         The file is {"rows", "gradients": {table: [blocks [n, D] float32]}, "without_rows":
         [tables], "tables": {table: counts}, "meta": {...}} for torch.load(path,
-        weights_only=True). Tables without rows are DATA_PARALLEL, or nobody looked them up. Counts
-        are `num_rows` of the table, `num_sent` rows in `num_blocks` blocks, also those that were
-        left out, `num_joint`, the different rows of a step's blocks to all peers together, summed
-        over `num_joint_sets` steps and features, `num_bags` and `num_distinct` where equal bags may
-        be merged, and `is_partial`: whether the rows are partial sums of a row-wise table. Both
-        `num_joint` are 0 of tables that are sent together with one of error_feedback.forward_rows:
-        it adds to a row what was kept back of it for each peer, so that equal rows differ. Of real
-        data the rows hold traces: such a file is not for publication.
+        weights_only=True). Tables without rows are DATA_PARALLEL, or no batch looked them up.
+
+        Counts of a table are:
+        - `num_rows`: rows of the table
+        - `num_sent`, `num_blocks`: rows that were sent, in so many blocks, left-out rows included
+        - `num_joint`: distinct rows of a step's blocks to all peers together, summed over
+          `num_joint_sets` steps and features. Both are 0 for tables that are sent together with a
+          table that has error_feedback.forward_rows: its residuals make equal rows differ.
+        - `num_bags`, `num_distinct`: bags and distinct bags, if equal bags may be merged
+        - `is_partial`: whether the rows are partial sums of a row-wise table
+
+        Do not publish such a file: its rows hold traces of real data.
 
         Raises: ValueError: nothing was sent in these steps.
         """
@@ -209,7 +214,7 @@ class RowCapture(Observer):
         parts = [torch.load(io.BytesIO(part), weights_only=True) for part in gathered]
         rows = _merged(part["rows"] for part in parts)
         if not rows:
-            raise ValueError("capture_rows: nothing was captured: no training step since")
+            raise ValueError("capture_rows: nothing was captured; train one step or more first")
         if dist.get_rank() != 0:
             return
         num_left_out = sum(part["left_out"] for part in parts)

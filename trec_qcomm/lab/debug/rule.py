@@ -27,20 +27,21 @@ def check_patterns(where: str, patterns: Iterable[str], names: Collection[str], 
 class DebugRule(Section):
     """Settings of the numeric debugger. It changes no value of the training.
 
-    It looks at values before they are coded and when they have come, in one step of `every`, sends
-    nothing and draws no noise. Dense gradients are measured where the config has `dense`, gradients
-    of DATA_PARALLEL tables where it has `data_parallel`. Ranks, and runs of one checkpoint, may
-    differ in these settings. `with qcomm.debug(...)` measures a part of a training.
+    In one step of `every` it looks at values before they are coded and after they have come. It
+    sends nothing and draws no noise. Dense gradients are measured if the config has `dense`,
+    gradients of DATA_PARALLEL tables if it has `data_parallel`. Ranks, and runs of one checkpoint,
+    may differ in these settings. `with qcomm.debug(...)` measures a part of a training.
 
     Args:
-        every: number of steps from one measured step to the next; 0, `every`, twice `every` and so
-            on are measured.
-        tables: one shell pattern on names of tables and of dense parameters, or a sequence of them,
-            kept as a tuple; others are not measured. A pattern that matches none is an error.
-        shadow: codecs that are tried on the same values and thrown away, besides the one in use.
-            Not `forward_mask`.
-        folder: folder of the records, `debug-rank0.jsonl` and so on, which are appended to; None
-            keeps the latest in memory, for `qcomm.debug_summary()`.
+        every: number of steps from one measured step to the next; steps 0, `every`, twice `every`
+            and so on are measured.
+        tables: one shell pattern on names of tables and of dense parameters, or a sequence of
+            patterns, kept as a tuple; only these are measured. A pattern that matches none is an
+            error.
+        shadow: codecs that are tried on the same values besides the codec in use; their results are
+            thrown away. Not `forward_mask`.
+        folder: folder of the records, `debug-rank0.jsonl` and so on, to which records are appended.
+            None keeps the latest records in memory, for `qcomm.debug_summary()`.
     """
 
     every: Annotated[int, Range(1)] = 100
@@ -52,7 +53,7 @@ class DebugRule(Section):
         check_fields(self)
         for n, codec in enumerate(self.shadow):
             if codec.follows_forward:
-                raise ValueError(f"shadow[{n}]: {codec.name} needs the columns that forward kept")
+                raise ValueError(f"shadow[{n}]: {codec.name} needs forward's columns; leave it out")
         if self.folder == "":
             raise ValueError("folder: '' is not a path")
 

@@ -1,4 +1,4 @@
-"""What a recorded run says, for a terminal: what stands out in it, and its noisiest tables."""
+"""Summary of a recorded run for a terminal: what stands out, and the noisiest tables."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _NOISE_HEAD = (
 
 
 def run_summary(run: DebugRun, *, top: int) -> str:
-    """Return what is wrong, the noisiest places, and last the first and the worst that is wrong.
+    """Return the findings, the noisiest places, and last the first and the worst finding.
 
     Args: run: the run.  top: number of lines to show of each.
     """

@@ -1,7 +1,7 @@
 """Tally: sums over the values of one table before and after a codec, and the figures of a record.
 
-All sums are taken in float64, over values that are finite before and after the codec. Definitions:
-records.debug.DebugRecord.
+All sums are taken in float64, over values that are finite before and after the codec.
+records.debug.DebugRecord has the definitions.
 
 Knows: rows. Does not know: codecs, frames, files.
 Shapes: n rows of D values.
@@ -22,7 +22,7 @@ SUMS = (
 
 
 class Tally:
-    """Sums over rows that were added; `figures` makes them figures."""
+    """Sums over the added rows; `figures` turns them into figures."""
 
     def __init__(self) -> None:
         self._sums: list[Tensor] = []  # [len(SUMS)] float64 each
@@ -81,7 +81,7 @@ class Tally:
         }
 
     def figures_of_x(self) -> Figures:
-        """Return those figures that do not depend on what the codec did."""
+        """Return the figures that do not depend on the codec."""
         s = self.sums()
         num_finite, peaks = s["values"] - s["unusable"], torch.cat(self._peaks)
         known = peaks[~peaks.isnan()]

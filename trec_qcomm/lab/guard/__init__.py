@@ -1,1 +1,1 @@
-"""The guard: changes codecs while a model trains, and tells why; see docs/GUARD.md."""
+"""Guard: change codecs while a model trains, and tell why (docs/GUARD.md)."""

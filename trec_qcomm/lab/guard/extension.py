@@ -1,6 +1,6 @@
 """GuardExtension: what a config's `guard` adds to a session, before and after the guard is made.
 
-`QComm` takes its method `guard` from here (qcomm.TOOLS).
+`QComm` imports its method `guard` from here (qcomm.TOOLS).
 Knows: sessions, ladders. Does not know: decisions, losses.
 """
 
@@ -31,7 +31,7 @@ MOST_MICRO_BATCHES = 1000  # more than any loop accumulates for one optimizer st
 
 
 class GuardExtension(Extension):
-    """Counters of a guarded session, and its guard once that is made.
+    """Counters of a guarded session, and its guard once it is made.
 
     Args: session: the session.  rule: the config's `guard`.
     Attributes:
@@ -53,8 +53,7 @@ class GuardExtension(Extension):
         guarded = list(filter(self._rule.matches, tables))
         if guarded and dtype != torch.float32:
             raise ValueError(
-                f"guard: table {guarded[0]!r}: its rows are {dtype}; allowed: torch.float32 "
-                "(output_dtype fp32)"
+                f"guard: table {guarded[0]!r}: {dtype}; allowed: torch.float32 (output_dtype fp32)"
             )
         if device is None or device.type != "cuda":
             return
@@ -62,11 +61,12 @@ class GuardExtension(Extension):
             for _, codec in self._rule.codecs_of_table(self._session.config.rule_for(table)):
                 if not codec.has_gpu_kernels:
                     raise ValueError(
-                        f"device {device}: guard: table {table!r}: no GPU kernels for {codec!r}"
+                        f"device {device}: guard: table {table!r}: no GPU kernels for {codec!r}; "
+                        "take a ladder of codecs that have them, such as rowwise and cast"
                     )
 
     def changes_of(self, rules: Mapping[str, TableRule]) -> Iterator[CodecChanges]:
-        """Yield changes which together have every codec that the guard may choose, rung by rung."""
+        """Yield changes that together have every codec that the guard may choose, rung by rung."""
         guard = self._rule
         ladders = {t: guard.ladders(rule) for t, rule in rules.items() if guard.matches(t)}
         tops = (ladder.top for pair in ladders.values() for ladder in pair.values())
@@ -93,16 +93,16 @@ class GuardExtension(Extension):
             self._is_told = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return "guard", the guard's state as text, equal on all ranks, and "num_steps".
+        """Return {"guard": the guard's state as text, equal on all ranks, "num_steps"}.
 
-        The number is there for torch.distributed.checkpoint, which does not always load a mapping
+        "num_steps" is there for torch.distributed.checkpoint, which does not always load a mapping
         without any tensor.
         """
         text = self.loaded if self.guard is None else self.guard.state_text()
         return {"guard": text, "num_steps": torch.tensor(self.signals.guarded_step or 0)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`; {}: begin anew."""
+        """Continue from a `state_dict`, or begin anew for {}."""
         self.loaded = str(state.get("guard", ""))
         self.signals.reset()
         self.signals.guarded_step = None
@@ -122,39 +122,38 @@ def guard(
     setup: Mapping[str, Scalar] | None = None,
     run: str | None = None,
 ) -> Guard:
-    """Return the guard that the config's `guard` asks for. Collective; once, after sharding.
+    """Return the guard of the config's `guard`. Collective; call it once, after sharding.
 
         guard = qcomm.guard(loss_of, probe_batches)
         for batch in batches:
             ...  # forward, backward, optimizer.step()
             guard.step()
 
-    At a probe it calls `loss_fn` on each batch with codecs and without, without gradients,
-    with torch's random numbers and the noise of codecs drawn anew, alike for both. Statistics
-    and numbers of steps stay as they are. Whether dropout and batch normalization are as in
-    training is up to loss_fn: call `model.eval()` and `model.train()` in it. Batches that the
+    At a probe it calls `loss_fn` on each batch with codecs and without, both times without
+    gradients. Torch's random numbers and the codecs' noise are drawn anew for each probe, and are
+    equal for both calls. Statistics and numbers of steps stay as they are. `loss_fn` decides about
+    dropout and batch normalization: call `model.eval()` and `model.train()` in it. Batches that the
     model did not train on tell most.
 
     Args:
         loss_fn: function that takes a batch and returns this rank's loss, a number or a
             tensor of one; with `parts`, a tensor with the loss of each sample.
-        probe_batches: this rank's batches, of any type, which stay the same; as many on all
-            ranks, and two or more parts in all. The spread of their changes says how certain
-            a change is: eight in all trip soon.
-        parts: in how many parts, of samples that follow one another, each batch is cut once
-            its losses are known: one forward pass then does for as many batches.
-        file: JSONL file of records that rank 0 appends to; None writes none.
-        setup: all that must be equal for two runs to be compared, for the records.
+        probe_batches: this rank's batches, of any type, which stay the same; equally many on all
+            ranks, and two or more parts in all. The spread of their changes says how certain a
+            change is. With eight in all the guard trips soon.
+        parts: number of parts of adjacent samples into which each batch's losses are cut. One
+            forward pass then counts as so many batches.
+        file: JSONL file to which rank 0 appends records; None writes none.
+        setup: all settings that must be equal for two runs to be compared, for the records.
         run: name of the training, for the records.
 
-    Raises: ValueError: no `guard` in the config, a second guard, a model that is not sharded
-        yet, a pattern without a table, too few probe batches, or numbers of these that differ
-        by rank.
+    Raises: ValueError: no `guard` in the config, a second guard, a model that is not sharded yet, a
+        pattern without a table, too few probe batches, or ranks with other numbers of batches.
     """
     extension = guarding_of(qcomm.session)
     options: dict[str, Any] = {"parts": parts, "file": file, "setup": setup, "run": run}
     if extension.guard is not None:
-        raise ValueError("guard: this QComm has a guard already")
+        raise ValueError("guard: this QComm has a guard already; use that one")
     made = Guard(qcomm.session, extension.signals, loss_fn, probe_batches, **options)
     if extension.loaded:
         made.load(extension.loaded)
@@ -163,7 +162,7 @@ def guard(
 
 
 def guarding_of(session: Session) -> GuardExtension:
-    """Return what the config's `guard` has added to a session. Raises ValueError: there is none."""
+    """Return the GuardExtension of a session. Raises ValueError if the config has no `guard`."""
     for extension in session.extensions.values():
         if isinstance(extension, GuardExtension):
             return extension

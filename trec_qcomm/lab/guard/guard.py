@@ -1,8 +1,8 @@
-"""Guard: watches what codecs add to the loss of a training, and changes them; see docs/GUARD.md.
+"""Guard: watch what codecs add to the loss of a training, and change them (docs/GUARD.md).
 
-In most steps it counts and returns. When a probe is due, all ranks run the same forward passes and
-one small all-reduce, and decide by the same numbers (decisions), so that they change the same
-codecs at the same step without asking each other.
+In most steps the guard counts and returns. When a probe is due, all ranks run the same forward
+passes and one small all-reduce. They decide by the same numbers (policy.py), so they change the
+same codecs at the same step without asking one another.
 
 Knows: sessions, configs, ladders, decisions. Does not know: TorchRec, models.
 """
@@ -60,9 +60,9 @@ class Guard:
     ) -> None:
         """Prepare. Collective. The arguments are those of QComm.guard.
 
-        Args: session: the session.  signals: what is summed up of its values.
-        Raises: ValueError: a model that is not sharded, a pattern without a table, `parts` that is
-            none, or too few probe batches, or numbers of these that differ by rank.
+        Args: session: the session.  signals: sums over its values.
+        Raises: ValueError: a model that is not sharded, a pattern without a table, a wrong `parts`,
+            too few probe batches, or ranks with other numbers of batches.
         """
         config, rule = session.config, session.config.guard
         assert isinstance(rule, GuardRule)
@@ -83,12 +83,12 @@ class Guard:
 
     @property
     def records(self) -> list[Record]:
-        """The latest records, in order, of rank 0 alone; for debug.scalars.GuardScalars."""
+        """Latest records, in order, on rank 0 only."""
         return list(self._records)
 
     @property
     def codecs(self) -> dict[str, dict[Direction, Codec]]:
-        """The codecs of the guarded tables in the next step, {table: {direction: codec}}."""
+        """Codecs of the guarded tables in the next step, {table: {direction: codec}}."""
         return self._codecs(self._policy.tables)
 
     def _codecs(self, keys: Iterable[Key]) -> dict[str, dict[Direction, Codec]]:
@@ -98,9 +98,9 @@ class Guard:
         return codecs
 
     def step(self) -> tuple[GuardRecord, ...]:
-        """Count an optimizer step, and probe where one is due. Call it on all ranks alike.
+        """Count an optimizer step, and probe if a probe is due. Call it on all ranks alike.
 
-        Returns: what the guard did or told in this step: usually nothing.
+        Returns: events of this step: what the guard did or told, usually nothing.
         Raises:
             GuardError: the config asks for an error, as with `on_nan: error`; on all ranks.
             ValueError: ranks that are not in step, or a loss that is not one number.
@@ -177,7 +177,7 @@ class Guard:
         return json.dumps({"num_steps": self._num_steps, "policy": self._policy.state_dict()})
 
     def load(self, text: str) -> None:
-        """Go on from a `state_text`, and use its codecs. It may be of another number of ranks."""
+        """Continue from a `state_text`, and use its codecs. The number of ranks may differ."""
         state = json.loads(text)
         self._num_steps = state["num_steps"]
         self._write(self._policy.load_state_dict(state["policy"]))
@@ -231,7 +231,9 @@ def _ladders(config: Config, rule: GuardRule, tables: Sequence[str]) -> dict[Key
 def codecs_of_state(text: str, config: Config) -> dict[str, dict[Direction, Codec]]:
     """Return the codecs that tables have in a guard's state, {table: {direction: codec}}.
 
-    Rungs that the config's ladders do not have are left out. Args: text: see Guard.state_text.
+    Rungs that the config's ladders do not have are left out.
+
+    Args: text: result of Guard.state_text.
     Raises: ValueError: no such text.
     """
     guard = config.guard

@@ -1,10 +1,10 @@
-"""Ladders of codecs: which of two is finer, and the rungs of one table in one direction.
+"""Ladders of codecs: the finer of two codecs, and the rungs of one table in one direction.
 
-Finer means more bits a value in the worst case. A codec of fixed size has those that a row of 128
-values takes. error_bounded of mode rel has log2(1 + 1 / (2 bound)): as many codes lie in the range
-of its rows, and rowwise of that many bits has the same largest error. Bounds of mode abs compare
-with one another only, and so do thresholds: how many bits they take, the values decide. What is
-exact is finer than all others.
+Finer means more bits a value in the worst case. A codec of fixed size has the bits that a row of
+128 values takes. error_bounded of mode rel has log2(1 + 1 / (2 bound)) bits: so many codes lie in
+the range of its rows, and rowwise of so many bits has the same largest error. Bounds of mode abs
+compare only with one another, and so do thresholds, because the values decide how many bits they
+take. An exact codec is finer than all others.
 
 Knows: codecs, rules of tables. Does not know: YAML, TorchRec, when a table is moved.
 """
@@ -33,9 +33,9 @@ class Ladder:
 
     Args:
         codecs: the rungs, no two alike.
-        start: number of the rung that the table's rule gives. Its schedule, classes and refresh
-            hold on this rung only.
-        lowest: number of the coarsest rung that the table may be moved to.
+        start: index of the rung that the table's rule gives. The rule's schedule, classes and
+            refresh hold on this rung only.
+        lowest: index of the coarsest rung to which the table may be moved.
     """
 
     codecs: tuple[Codec, ...]
@@ -44,12 +44,12 @@ class Ladder:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The calls that make the codecs."""
+        """Calls that make the codecs."""
         return tuple(map(repr, self.codecs))
 
     @cached_property
     def bits(self) -> tuple[float, ...]:
-        """About how many bits a value each rung sends."""
+        """Approximate bits a value of each rung."""
         return _sizes(self.codecs)
 
     @property
@@ -58,20 +58,20 @@ class Ladder:
         return len(self.codecs) - 1
 
     def rung_for(self, rung: int, more_bits: float) -> int:
-        """Return the next finer rung, or the first one that sends so many bits a value more."""
+        """Return the next finer rung, or the first rung that sends so many bits a value more."""
         finer = range(rung + 1, self.top)
         return next((n for n in finer if self.bits[n] - self.bits[rung] >= more_bits), self.top)
 
 
 def all_columns() -> Codec:
-    """Return a codec that is exact and notes all columns for forward_mask."""
+    """Return an exact codec that notes all columns for forward_mask."""
     return TopK(density=1.0, values="fp32")
 
 
 def bits_a_value(codec: Codec) -> float:
-    """Return about how many bits a value the codec sends, as the module says.
+    """Return the approximate bits a value of a codec, as the module says.
 
-    Where the values alone decide, it is _UNKNOWN_BITS.
+    If only the values decide, it is _UNKNOWN_BITS.
     """
     if isinstance(codec, ErrorBounded):
         return log2(1 + 1 / (2 * codec.bound)) if codec.mode == "rel" else _UNKNOWN_BITS
@@ -92,7 +92,7 @@ def _sizes(codecs: Sequence[Codec]) -> tuple[float, ...]:
 
 
 def is_finer(codec: Codec, other: Codec) -> bool | None:
-    """Return whether a codec is finer than another one; None where they do not compare."""
+    """Return whether a codec is finer than another one; None if they do not compare."""
     exact, other_exact = _is_exact(codec), _is_exact(other)
     if exact or other_exact:
         return exact and not other_exact
@@ -126,7 +126,7 @@ def ladder_of(rule: TableRule, direction: Direction, ladder: Sequence[Codec] | N
     Args:
         rule: the rule that holds for the table.
         direction: forward or backward.
-        ladder: codecs from the coarsest to the finest, `check_order` being true; None derives
+        ladder: codecs from the coarsest to the finest, which `check_order` accepts. None derives
             them from the rule's own codec, which is then the coarsest.
     """
     configured: Codec = getattr(rule, direction)

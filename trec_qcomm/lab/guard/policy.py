@@ -5,8 +5,8 @@
     for event in filter(is_move, events):
         ...
 
-It decides by the numbers that it is given and by nothing else, so ranks that are given the same
-ones decide alike, and a run that is resumed from `state_dict` decides as the first one would.
+It decides only by the numbers that it is given. So ranks with the same numbers decide alike, and a
+run that is resumed from `state_dict` decides as the first run would.
 
 Knows: readings, signals, ladders. Does not know: process groups, how a probe is run, files.
 """
@@ -40,13 +40,13 @@ class GuardPolicy:
     Args:
         rule: settings of the guard.
         ladders: rungs of each table and direction that may be moved.
-        about: fields of records that stay as they are, `configuration` among them.
+        about: constant fields of the records, `configuration` among them.
     Attributes:
-        probe, step: number of the latest probe, -1 before the first one, and of its step.
-        calm: readings in a row that were not above the limit.
-        is_episode: whether the loss was above the limit, and was not calm since.
-        told: what was told of the whole model, and is still so.
-        tables: what is guarded, in the same order on all ranks.
+        probe, step: number of the latest probe, -1 before the first one, and number of its step.
+        calm: number of readings in a row that were not above the limit.
+        is_episode: whether the loss was above the limit, and has not been calm since.
+        told: messages about the whole model that still hold.
+        tables: guarded tables, in the same order on all ranks.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class GuardPolicy:
 
     @property
     def rungs(self) -> dict[Key, int]:
-        """The rung of each table and direction now."""
+        """Present rung of each table and direction."""
         return {key: table.rung for key, table in self.tables.items()}
 
     def read(
@@ -74,13 +74,13 @@ class GuardPolicy:
 
         Args:
             step: number of the training step.
-            changes: for each probe batch by how many percent codecs change its loss; inf where
-                only the loss with codecs is not finite, NaN where the one without is not.
-            signals: figures of tables since the last probe; of others than the guard's they are
-                not read.
-            effects_of: asked for the effects of tables where the loss is above the limit.
-        Returns: what was read, with the rungs that it was read with, and what was decided.
-        Raises: ValueError: fewer than two changes, whose spread nobody knows.
+            changes: percentages by which codecs change the loss of each probe batch. inf: only the
+                loss with codecs is not finite. NaN: the loss without codecs is not finite.
+            signals: figures of tables since the last probe; only guarded tables are read.
+            effects_of: function that returns the effects of tables; called if the loss is above the
+                limit.
+        Returns: the reading, with the rungs at which it was taken, and the decisions.
+        Raises: ValueError: fewer than two changes, which have no spread.
         """
         if len(changes) < 2:
             raise ValueError(f"changes: expected those of two or more probe batches, got {changes}")
@@ -281,10 +281,11 @@ class GuardPolicy:
     def load_state_dict(self, state: Mapping[str, Any]) -> list[GuardRecord]:
         """Continue from a `state_dict`, by names of tables and of rungs.
 
-        A table that is new, or whose rung is on its ladder no more, begins anew with the rung that
-        the configuration gives.
-        Returns: an event for each such table and for each one that is gone; empty where the run
-            goes on as if it had not stopped.
+        A new table, or a table whose rung is no longer on its ladder, begins anew with the rung
+        that the configuration gives.
+
+        Returns: an event for each such table and for each table that is gone; empty if the run goes
+            on exactly.
         """
         for name in _SAVED:
             setattr(self, name, state[name])

@@ -1,4 +1,4 @@
-"""Probe: the losses of a guard's batches, with codecs on and off, of all ranks.
+"""Probe: losses of a guard's batches on all ranks, with codecs on and off.
 
 Knows: sessions, loss functions. Does not know: models, decisions, TorchRec.
 Shapes: N probe batches of a rank, of P parts each, V variants of the codecs.
@@ -26,8 +26,8 @@ class Probe:
         session: the QComm's session.
         loss_fn: function that takes a batch and returns this rank's loss, or one for each sample.
         batches: N batches of this rank.
-        parts: P, in how many parts the losses of a batch's samples are cut; with 1 there is one
-            loss.
+        parts: P, number of parts into which the losses of a batch's samples are cut; with 1 there
+            is one loss.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class Probe:
         self._session, self._loss_fn, self.batches, self.parts = session, loss_fn, batches, parts
 
     def on_and_off(self, step: int) -> Tensor:
-        """Return [2, N P] float64, the losses with codecs and without. Exchanges."""
+        """Return [2, N P] float64, the losses with codecs and without. Exchanges rows."""
         return self._losses(step, [[], self._session.tables])
 
     def without(self, step: int, tables: Sequence[str]) -> Tensor:
-        """Return [len(tables), N P] float64, each with one table's rows sent exactly. Exchanges."""
+        """Return [len(tables), N P] float64, each with one table's rows exact. Exchanges rows."""
         return self._losses(step, [[table] for table in tables])
 
     def _losses(self, step: int, variants: Sequence[Iterable[str]]) -> Tensor:
@@ -57,14 +57,14 @@ class Probe:
 
 
 def gathered(losses: Tensor, sums: Tensor, agreed: str) -> tuple[Tensor, Tensor]:
-    """Return the losses of all ranks, and sums over all ranks. Collective, a single one.
+    """Return the losses of all ranks, and sums over all ranks. One collective.
 
     Args:
         losses: [V, N] float64, of this rank.
         sums: float64, of this rank, of any shape.
         agreed: text that must be equal on all ranks.
     Returns: [V, R N] and the shape of `sums`, float64 on the CPU, for R ranks.
-    Raises: ValueError: on all ranks, where the texts of two ranks differ.
+    Raises: ValueError: on all ranks, if the texts of two ranks differ.
     """
     check = losses.new_tensor([zlib.crc32(agreed.encode())])
     ours = torch.cat([check, losses.flatten(), sums.flatten().to(losses.device)])

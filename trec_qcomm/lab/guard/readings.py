@@ -1,26 +1,27 @@
-"""Readings: what the changes of the loss show, probe after probe, while all rungs stay as they are.
+"""Readings: judge the changes of the loss, probe after probe, while all rungs stay as they are.
 
-A reading is one number a probe batch: by how many percent codecs change its loss. The mean over n
-successive readings of B batches is off for two reasons:
+A reading has one number for each probe batch: by how many percent codecs change its loss. The mean
+over n successive readings of B batches has two errors:
 
-- Each probe meets other weights, so noise is drawn anew: one part that all batches share, and one
-  of each batch. Differences of successive readings show both: their means over batches the sum of
-  both, their spread over batches the second part, which is counted twice, on the safe side. The
-  difference between the n readings and those before is left out, so that a jump does not hide
-  itself. Where noise has a memory, successive readings are too much alike. The spread of means of
-  1, 2, 4 and 8 readings shows that; the largest variance holds, and if it is clearly so, with as
-  few degrees of freedom as there are such means.
-- The batches are a sample, drawn once: the spread over batches of their means over the n readings.
+- Each probe sees other weights, so noise is drawn anew. One part of the noise is shared by all
+  batches, and each batch has another part. Differences of successive readings show both. Their
+  means over batches show the sum of both parts. Their spread over batches shows the second part,
+  which is counted twice, on the safe side. The difference between the n readings and those before
+  is left out, so that a jump does not hide itself. If noise has a memory, successive readings are
+  too much alike. The spread of means of 1, 2, 4 and 8 readings shows that. The largest variance
+  holds; if it is clearly the largest, it has only as many degrees of freedom as there are means.
+- The batches are a sample, drawn once. This error is the spread over batches of their means over
+  the n readings.
 
-A change is shown to be above the limit if the mean exceeds it by the sum of two margins: Student's
-t with Welch's degrees of freedom times the first error, at a level that lasts for as many probes
-as a training has; and Student's t with B - 1 degrees times the second error, at the level of the
-one draw of the batches.
+A change is shown to be above the limit if the mean exceeds the limit by the sum of two margins. The
+first margin is Student's t with Welch's degrees of freedom times the first error, at a level for as
+many probes as a training has. The second is Student's t with B - 1 degrees times the second error,
+at the level of the one draw of the batches.
 
-Monitoring has no end, so the first level is a constant one: at each probe windows of several
-lengths are tested, with FALSE_TRIPS in all. By Bonferroni, noise lets a change that is just at the
-limit trip in at most that share of the probes: with a chance of 1 % in 1000 probes. Only the latest
-LONGEST readings count: what was long ago masks nothing.
+Monitoring has no end, so the first level is constant. At each probe windows of several lengths are
+tested, with FALSE_TRIPS in all. By Bonferroni, noise lets a change that is just at the limit trip
+in at most that share of the probes: with a chance of 1 % in 1000 probes. Only the latest LONGEST
+readings count, so old readings mask nothing.
 
 Effects of single tables say which ones to move.
 
@@ -72,7 +73,7 @@ class Variance:
         return Variance(value, value**2 / weight if weight else self.degrees + other.degrees)
 
     def margin(self, tail: float) -> float:
-        """Return what the error exceeds with a chance of `tail`; infinite where it is unknown."""
+        """Return what the error exceeds with a chance of `tail`; infinite if it is unknown."""
         if not self.degrees:
             return inf
         return t_quantile_of_tail(tail, int(max(1.0, self.degrees))) * sqrt(self.value)
@@ -80,7 +81,7 @@ class Variance:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean of a window of readings. Args: noise, draw: its variance, for the two reasons above."""
+    """Mean of a window of readings. Args: noise, draw: variances of its two errors, see above."""
 
     mean: float
     noise: Variance
@@ -93,18 +94,18 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float | None, float | None]:
-        """The 95 % interval of the mean; None twice where no error is known."""
+        """95 % interval of the mean; None twice if no error is known."""
         half = (self.noise + self.draw).margin(_INTERVAL)
         return (None, None) if half == inf else (self.mean - half, self.mean + half)
 
     @property
     def upper(self) -> float:
-        """One-sided 95 % limit of the mean; infinite where no error is known."""
+        """One-sided 95 % limit of the mean; infinite if no error is known."""
         return self.mean + (self.noise + self.draw).margin(_SUSPICION)
 
 
 class Readings:
-    """The latest readings with equal rungs and equal batches."""
+    """Latest readings with equal rungs and equal batches."""
 
     def __init__(self, raise_after: int) -> None:
         """Begin without any. Args: raise_after: length of the shortest window."""
@@ -119,17 +120,17 @@ class Readings:
 
     @property
     def readings(self) -> tuple[Reading, ...]:
-        """The readings that are kept, the oldest first."""
+        """Readings that are kept, the oldest first."""
         return tuple(self._readings)
 
     def restart(self, readings: Iterable[Sequence[float]] = ()) -> None:
-        """Forget all, since rungs have changed. Args: readings: what to begin with."""
+        """Forget all readings, because rungs have changed. Args: readings: the new first ones."""
         self._readings, self._means, self._steps = [], [], []
         for reading in readings:
             self.add(reading)
 
     def add(self, changes: Sequence[float]) -> None:
-        """Add a reading of finite numbers. One of another number of batches begins anew."""
+        """Add a reading of finite numbers. Another number of batches begins anew."""
         if self._readings and len(self._readings[-1]) != len(changes):
             self.restart()
         reading = tuple(changes)
@@ -142,8 +143,8 @@ class Readings:
     def show_above(self, limit: float, *, is_suspected: bool = False) -> bool:
         """Return whether the mean is shown to be above the limit, and the latest readings all are.
 
-        Args: is_suspected: whether it was shown before with other rungs, so that one window of the
-            latest readings at 5 % will do.
+        Args: is_suspected: whether this was shown before with other rungs, so that one window of
+            the latest readings at 5 % is enough.
         """
         latest = self._means[-self._raise_after :]
         if len(latest) < self._raise_after or min(latest) <= limit:
@@ -244,26 +245,27 @@ def _lengths(shortest: int) -> tuple[int, ...]:
 
 
 def mean_effect(effects: Sequence[float]) -> float:
-    """Return the mean over probe batches; infinite where one of them is.
+    """Return the mean over probe batches; infinite if one of them is.
 
-    NaN counts as no effect: the loss is not finite with or without this table's codec.
+    NaN counts as no effect, because the loss is not finite with or without this table's codec.
     """
     numbers = [0.0 if isnan(effect) else effect for effect in effects]
     return fsum(numbers) / len(numbers) if all(map(isfinite, numbers)) else max(numbers)
 
 
 def missing_bits(effect: float, limit: float) -> float:
-    """Return how many bits a value more bring a table's effect to the limit, at least.
+    """Return how many more bits a value bring a table's effect to the limit, at least.
 
-    A bit halves the error, and the effect on the loss is linear in the error or better than that.
+    One bit halves the error, and the effect on the loss falls at least linearly with the error.
     """
     return log2(effect / limit) if 0 < effect < inf else effect
 
 
 def choose(effects: Mapping[str, Sequence[float]], limit: float) -> list[str]:
-    """Return the table with the largest effect, and others that are about as much to blame.
+    """Return the table with the largest effect, and tables that are about as much to blame.
 
-    These have at least half its effect, and by themselves are shown to be above the limit.
+    These tables have at least half its effect, and each is shown to be above the limit by itself.
+
     Args: effects: numbers by table, one a probe batch, in percent.  limit: a percentage.
     """
     means = {table: mean_effect(values) for table, values in effects.items()}

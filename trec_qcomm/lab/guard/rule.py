@@ -1,4 +1,4 @@
-"""GuardRule: how often a guard looks at the loss, what it accepts, and which codecs it may choose.
+"""GuardRule: how often a guard looks at the loss, what it accepts, and the codecs it may choose.
 
 Knows: codecs, patterns, ladders. Does not know: YAML, TorchRec, process groups, the policy.
 """
@@ -25,45 +25,45 @@ class GuardRule(Section):
     """Settings of the guard, which watches the loss and moves tables to other codecs.
 
     A probe compares the loss on fixed batches with codecs on and off. A table gets a finer codec
-    when codecs are shown to cost more than `limit_ne`, and a coarser one when all was calm for
-    long. What a table's values ask for is answered by `error`, `warn`, which changes nothing, or
-    `raise`, a finer codec.
+    when codecs are shown to cost more than `limit_ne`. It gets a coarser codec when all was calm
+    for long. A table's values may trigger three answers: `error`; `warn`, which changes nothing;
+    and `raise`, a finer codec.
 
-    Which of two codecs is finer: one that is exact before all others. Codecs of fixed size and
-    `error_bounded` of mode `rel` compare by the bits of a value, which for a bound are log2(1 + 1 /
-    (2 bound)), as `rowwise` of so many bits has the same largest error. Bounds of mode `abs`
-    compare with one another only, and so do thresholds.
+    An exact codec is finer than all others. Codecs of fixed size and `error_bounded` of mode `rel`
+    compare by the bits of a value. For a bound these are log2(1 + 1 / (2 bound)), because `rowwise`
+    of so many bits has the same largest error. Bounds of mode `abs` compare only with one another,
+    and so do thresholds.
 
     Args:
         every: number of steps from one probe to the next.
         limit_ne: the most that codecs may add to the loss, in percent of the loss without them.
-        action: `switch` moves tables to other codecs; `warn` only tells, once an episode, also
+        action: `switch` moves tables to other codecs. `warn` only tells, once an episode, also
             where an answer below is `raise`.
-        tables: one shell pattern on names of tables, or a sequence of them, kept as a tuple; others
-            keep the codecs of their rule. A pattern that matches none is an error.
+        tables: one shell pattern on names of tables, or a sequence of patterns, kept as a tuple.
+            Other tables keep the codecs of their rule. A pattern that matches none is an error.
         ladder: codecs of the rows, from the coarsest to the finest; another order is an error. A
-            table whose own codec is on it starts there; another one starts below all that are
-            finer. float32 is always the last rung. None derives each table's rungs: its own codec,
-            then a quarter and a sixteenth of its error bound, or `rowwise` of 2, 4 and 8 bits and
-            bf16 as far as they are finer.
-        backward_ladder: codecs of the gradients, likewise. A table's gradients never get coarser
-            than its rule says.
+            table whose own codec is on the ladder starts there. Another table starts below all
+            codecs that are finer than its own. float32 is always the last rung. None derives each
+            table's rungs: its own codec, then a quarter and a sixteenth of its error bound, or
+            `rowwise` of 2, 4 and 8 bits and bf16, as far as they are finer.
+        backward_ladder: codecs of the gradients, in the same order. A table's gradients never get
+            coarser than its rule says.
         raise_after: number of probes in a row that must be above the limit before a table is moved
-            to a finer codec, besides the mean that must be shown to be above it.
+            to a finer codec. The mean must also be shown to be above the limit.
         lower_after: number of calm probes in a row after which one table is moved to a coarser
             codec, and after which an episode has ended.
         patience: number of probes for which a rung that a table had to leave is not tried again;
             twice as many after the second time, and so on.
-        on_unencodable: what becomes of a table whose codec makes finite values NaN or infinite;
-            `raise` gives it the next rung. A codec that raises UnencodableError ends the step, as
-            it does without a guard.
-        on_pointless: what becomes of a table whose coded bytes are more than float32's; `raise`
+        on_unencodable: answer for a table whose codec makes finite values NaN or infinite; `raise`
+            gives it the next rung. A codec that raises UnencodableError ends the step, as without a
+            guard.
+        on_pointless: answer for a table whose coded bytes are more than float32's; `raise` gives it
+            float32.
+        on_nan: answer for a table whose values are NaN or infinite before they are coded; `raise`
             gives it float32.
-        on_nan: what becomes of a table whose values are NaN or infinite before they are coded;
-            `raise` gives it float32.
-        on_drift: what becomes of a table whose signal to noise falls by 10 dB within a few probes,
-            or of whose values a tenth is lost that was not, beside values that grew fourfold, for
-            `raise_after` probes; `raise` gives it as many rungs as it takes.
+        on_drift: answer for a table that drifts for `raise_after` probes; `raise` gives it as many
+            rungs as it needs. A table drifts if its signal to noise falls by 10 dB within a few
+            probes, or if another tenth of its values is lost beside values that grew fourfold.
     """
 
     every: _Count = 200
@@ -97,7 +97,7 @@ class GuardRule(Section):
 
     def check(self, owner: Any) -> None:
         if not owner.embedding:
-            raise ValueError("guard: has nothing to watch without rules of embedding")
+            raise ValueError("guard: has nothing to watch without rules of embedding; add one")
 
     def codecs_of_table(self, rule: TableRule) -> Iterator[tuple[str, Codec]]:
         for direction, ladder in self.ladders(rule).items():
@@ -114,7 +114,7 @@ def _check_ladder(name: str, ladder: Sequence[Codec]) -> None:
         raise ValueError(f"{name}: expected a list of one or more codecs, got {ladder!r}")
     for n, codec in enumerate(ladder):
         if codec.follows_forward:
-            raise ValueError(f"{name}[{n}]: {codec.name} needs the columns that forward kept")
+            raise ValueError(f"{name}[{n}]: {codec.name} needs forward's columns; leave it out")
         if name == "ladder" and codec.only_for_gradients:
-            raise ValueError(f"{name}[{n}]: {codec.name} is for gradients only")
+            raise ValueError(f"{name}[{n}]: {codec.name} is for gradients only; leave it out")
     check_order(name, ladder)

@@ -1,7 +1,7 @@
-"""SignalSums: what the guard wants to know of the values of each table, summed over one step.
+"""SignalSums: sums over each table's values in one step, for the guard.
 
-In the step before a probe it looks at rows and gradients before they are coded, codes them once
-more into memory of its own, as the debugger does, and adds up. In other steps it does nothing.
+In the step before a probe it looks at rows and gradients before they are coded. It codes them once
+more into its own memory, as the debugger does, and adds up. In other steps it does nothing.
 
 Knows: collectives of rows, tallies. Does not know: ladders, decisions, how ranks agree.
 Shapes: K tables and directions, F fields.
@@ -27,13 +27,13 @@ FIELDS = ("values", "nan", "inf", "broken", "unusable", "xx", "ee", "zeros", "lo
 
 
 class SignalSums(Observer):
-    """Sums over the values of guarded tables on this rank; see the module.
+    """Sums over the values of guarded tables on this rank.
 
     Args: rule: settings of the guard.
     Attributes:
         is_armed: whether the next training step is looked at.
-        guarded_step: steps that the guard has counted, or need not count; None: all before the
-            next one.
+        guarded_step: number of steps that the guard has counted, or need not count. None: all steps
+            before the next one.
     """
 
     def __init__(self, rule: GuardRule) -> None:
@@ -44,7 +44,7 @@ class SignalSums(Observer):
         self._nbytes: Counter[Key] = Counter()
 
     def before_encoding(self, call: Call, values: Tensor, placed: PlacedFrames) -> None:
-        """Add up rows that are about to be sent, in a step that is looked at."""
+        """Add up rows to send, in a step that is looked at."""
         if not self.is_armed or not call.is_training:
             return
         names = [table if self._rule.matches(table) else None for table in placed.plan.tables]

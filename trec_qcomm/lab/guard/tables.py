@@ -1,11 +1,11 @@
-"""GuardedTable: one table in one direction, its rung, and what its values ask for at once.
+"""GuardedTable: one table in one direction, its rung, and the alarms that its values raise.
 
 A table's signal to noise is remembered for each rung, as it was while all was well. A rung is
-expected to be as good as it was, and as the coarser ones were. Where the signal to noise falls by
-DROP_DB within a few probes, or LOST_RISE of the values are lost that were not, beside values that
-have grown by GROWTH, the table has drifted out of its codec's reach, and what was expected stays
-what it was. Values that are lost beside others that grew slowly are mostly rows of rare ids, hardly
-trained; the loss decides about them.
+expected to be as good as it was, and as the coarser rungs were. The table has drifted out of its
+codec's reach if its signal to noise falls by DROP_DB within a few probes. It has also drifted if
+another LOST_RISE of the values are lost beside values that have grown by GROWTH. The expectation
+then stays as it was. Values that are lost beside slowly growing values are mostly rows of rare ids,
+hardly trained; the loss decides about them.
 
 Knows: figures of one table, its ladder. Does not know: the loss, other tables, how ranks agree.
 """
@@ -36,15 +36,15 @@ _LATEST_WEIGHT = 0.5  # of the latest signal: trainings change slowly, drifts at
 
 @dataclass(frozen=True, kw_only=True)
 class Signals:
-    """Figures since the last probe, of all ranks. None: not measured, which no rule reads.
+    """Figures of all ranks since the last probe. None: not measured; no rule reads it.
 
     Args:
         num_nan, num_inf: number of values that are NaN, and infinite, before they are coded.
-        num_broken: number of values that are finite on one side of the codec only.
+        num_broken: number of values that are finite only on one side of the codec.
         num_values: number of values.
         snr_db: signal to noise, 10 log10(sum x^2 / sum e^2).
         rms: root mean square of the values.
-        lost_share: share of the values that are not 0 whose error is as large as they are.
+        lost_share: share of the nonzero values whose error is at least as large as the value.
         bits: bits a value really sent, headers of segments included.
     """
 
@@ -79,16 +79,16 @@ class Expected:
 
 @dataclass
 class TableState:
-    """All that is remembered of a table; dicts are by the name of a rung.
+    """State of a table that is remembered; dicts are by the name of a rung.
 
     Args:
         rung: name of the rung that the table has.
         lowered_at: the last probe at which it was moved down; None: it never was.
         num_left: how often it had to leave a rung for a finer one.
-        waits_until: the probe before which the rung is not tried again.
-        expected: what its signals are expected to be.
-        num_drifted: number of probes in a row at which they were far from that.
-        told: what was told of it and is still so.
+        waits_until: the probe before which a rung is not tried again.
+        expected: expected signals.
+        num_drifted: number of probes in a row at which signals were far from expected.
+        told: messages about the table that still hold.
     """
 
     rung: str
@@ -101,13 +101,13 @@ class TableState:
 
     @staticmethod
     def from_dict(saved: Mapping[str, Any]) -> TableState:
-        """Return what `asdict` was given."""
+        """Return the TableState of which `asdict` made a dict."""
         expected = {name: Expected(**means) for name, means in saved["expected"].items()}
         return TableState(**{**saved, "expected": expected})
 
 
 class GuardedTable:
-    """One table in one direction; begins with the rung that the configuration gives.
+    """One table in one direction, which begins with the configuration's rung.
 
     Args: ladder: the rungs of the table.  rule: settings of the guard.
     """
@@ -118,12 +118,12 @@ class GuardedTable:
 
     @property
     def rung(self) -> int:
-        """Number of the rung that the table has now."""
+        """Index of the table's present rung."""
         return self.ladder.names.index(self.state.rung)
 
     @property
     def codec(self) -> Codec:
-        """The codec that the table has now."""
+        """Present codec of the table."""
         return self.ladder.codecs[self.rung]
 
     @property
@@ -132,7 +132,7 @@ class GuardedTable:
         return self.rung == self.ladder.top
 
     def move(self, to: int, probe: int) -> None:
-        """Give the table another rung. What it leaves for a finer one has to wait."""
+        """Give the table another rung. A rung that it leaves for a finer one has to wait."""
         state, left = self.state, self.state.rung
         if to > self.rung:  # it waits, twice as long each time
             before = state.num_left.get(left, 0)
@@ -157,10 +157,10 @@ class GuardedTable:
         return at is not None and probe - at <= self._rule.lower_after
 
     def alarm(self, signal: Signals) -> tuple[GuardReason, Answer, int] | None:
-        """Return the first thing that is wrong, unless it was told and stayed so; the answer that
-        the rule gives, and the rung for `raise`.
+        """Return the first alarm, the rule's answer to it, and the rung for `raise`.
 
-        Where all is well, the signal is added to what is expected.
+        An alarm that was told and still holds is left out. If all is well, the signal is added to
+        the expected signals.
         """
         state, rung, top = self.state, self.rung, self.ladder.top
         is_coded = not self.is_exact  # what is exact is not at fault

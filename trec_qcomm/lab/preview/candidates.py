@@ -1,6 +1,6 @@
-"""Codecs that a preview tries, by name: what others would name first, for rows and for gradients.
+"""Codecs that a preview tries, by name, for rows and for gradients.
 
-Gradients are rounded stochastically, as the shipped configurations do.
+Gradients are rounded stochastically, as in the shipped configurations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,13 +34,13 @@ NAMES = tuple(dict.fromkeys(name for codecs in CODECS.values() for name in codec
 def candidates(
     direction: str, *, names: Sequence[str] = NAMES, more: Sequence[str] = ()
 ) -> dict[str, Codec]:
-    """Return the codecs to try in one direction; float32, which they are compared with, is first.
+    """Return the codecs to try in one direction. float32, the base of comparison, comes first.
 
     Args:
         direction: "forward", or "backward" for gradients.
         names: names of `CODECS` to keep.
         more: other codecs, in YAML as a config has them: "{codec: topk, density: 0.1}".
-    Raises: ValueError naming the codec.
+    Raises: ValueError: a wrong codec; the error names it.
     """
     for name in names:
         check_choice("codecs", name, NAMES)

@@ -1,6 +1,6 @@
-"""An encoder for each table, chosen by what was measured of its rows, and the config of all.
+"""Choose an encoder for each table, by measurements of its rows, and make the config of all.
 
-The encoder is the fastest one over a link, as SC'24 (Feng, Zhang et al.) chooses it by table.
+The encoder is the fastest one over a link, chosen by table as in SC'24 (Feng, Zhang et al.).
 Shapes: blocks of [n, D] float32; a block is what one rank sends one peer for the table.
 """
 
@@ -53,7 +53,7 @@ class Options:
 
     @property
     def forward(self) -> dict[str, Codec]:
-        """Codecs of rows to choose from, by the names that candidates.py has for them."""
+        """Codecs of rows to choose from, by their names in candidates.py."""
         name = f"bound{100 * self.bound:g}%"
         codecs = (ErrorBounded(self.bound, encoder=encoder) for encoder in self.encoders)
         return {name if c.encoder == "bitpack" else f"{name}-{c.encoder}": c for c in codecs}
@@ -64,11 +64,11 @@ class TableChoice:
     """Codecs of one table.
 
     Args:
-        figures: what was measured of its rows.
-        forward: codec of the rows: error_bounded, or identity where all encoders lose time.
+        figures: measurements of its rows.
+        forward: codec of the rows: error_bounded, or identity if all encoders lose time.
         sent: figures of that codec.
         speed_up: speed-up over float32 of the fastest encoder.
-        backward: codec of the gradients, or identity where it loses time.
+        backward: codec of the gradients, or identity if it loses time.
         backward_speed_up: speed-up of that codec over float32, on as many values as rows have.
     """
 
@@ -85,7 +85,7 @@ def choose(figures: TablePreview, blocks: Sequence[Tensor], options: Options) ->
 
     The codec of gradients is timed on the rows: its size and speed do not depend on the values.
 
-    Args: figures: measured of the blocks, with all of `options.forward`.
+    Args: figures: measurements of the blocks, with all codecs of `options.forward`.
     """
     link, by_name = options.link_gb_s, {preview.codec: preview for preview in figures.codecs}
     speed_ups = {name: by_name[name].speed_up(link) for name in options.forward}
@@ -115,7 +115,7 @@ def config_text(
 ) -> str:
     """Return a complete config: one rule for all tables of equal codecs, tables by name.
 
-    Args: source: name of the file of rows.  without_rows: tables of which it has none.
+    Args: source: name of the file of rows.  without_rows: tables without rows in the file.
     """
     notes = [
         f"Made by python -m trec_qcomm preview from {json.dumps(source, ensure_ascii=False)}.",
@@ -145,9 +145,9 @@ def config_of(
 
 
 def choices_text(choices: Sequence[TableChoice]) -> str:
-    """Return a line a table: encoder, codec of gradients, their speed-up.
+    """Return one line for each table: encoder, codec of gradients, their speed-up.
 
-    A choice of identity is beside the speed-up, below 1, of what would have been chosen.
+    Beside a choice of identity stands the speed-up, below 1, of the best coded choice.
     """
     lines = [_HEAD]
     for choice in choices:

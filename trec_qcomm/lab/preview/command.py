@@ -1,4 +1,4 @@
-"""Try every codec on rows that a training really sent, and write the best of each table.
+"""Try every codec on rows that a training really sent, and write the best one of each table.
 
 examples:
   python -m trec_qcomm preview rows.pt
@@ -6,11 +6,11 @@ examples:
   python -m trec_qcomm preview rows.pt --codec '{codec: topk, density: 0.1}'
   python -m trec_qcomm preview rows.pt --out mine.yaml --link-gb-s 1.25 --backward int8
 
-FILE.pt is what QComm.capture_rows(steps, gradients=True) saved, or {"rows": {table: [n, dim]
-float32, or a list of batches}} written by torch.save. Where it has gradients, they are shown, too.
-`print(qcomm.preview(20))` shows the same in a training that runs.
+FILE.pt is a file that QComm.capture_rows(steps, gradients=True) saved, or {"rows": {table: [n, dim]
+float32, or a list of batches}} written by torch.save. Gradients are shown, too, if the file has
+them. `print(qcomm.preview(20))` shows the same in a running training.
 
-  rows        those that are sent, of all: rows that repeat are sent once (unique_bags, --all-rows)
+  rows        rows that are sent, of all rows: repeated rows are sent once (unique_bags, --all-rows)
   KB          encoded, without frame headers; saved KB and ratio are against float32 of these rows
   dB          signal to noise: 10 log10(sum of x^2 / sum of squared errors); 6 dB more are half the
               error. It tells how precise rows are, not whether the model's quality stays
@@ -20,9 +20,9 @@ float32, or a list of batches}} written by torch.save. Where it has gradients, t
 
 A codec is timed on its table alone, 1 MiB or more in a call, and nothing overlaps with it.
 
---out is a config for QComm.from_yaml, with what was measured in comments. It has, for each table,
-the encoder that is fastest over the link, by its bytes and its time on these rows; where float32 is
-faster, it has identity. Bounds above 0.01 cost quality on Criteo's rows. A GPU has no vector_lz:
+--out is a config for QComm.from_yaml, with the measurements in comments. Each table gets the
+encoder that is fastest over the link, by its bytes and its time on these rows, or identity if
+float32 is faster. Bounds above 0.01 cost quality on Criteo's rows. A GPU has no vector_lz:
 --encoders bitpack,rans.
 """
 
@@ -73,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> str:
     """Measure, print the tables, write the config if asked, and return the last line.
 
-    Raises: ValueError naming the option, the file and its field, or the codec.
+    Raises: ValueError: a mistake; the error names the option, the file and field, or the codec.
     """
     options = read_options(arguments)
     out: Path | None = arguments.out
@@ -124,5 +124,5 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """a,b -> ("a", "b"). What argparse calls an invalid value it calls by the function's name."""
+    """Return a,b as ("a", "b"). argparse uses this function's name for invalid values."""
     return tuple(text.split(","))

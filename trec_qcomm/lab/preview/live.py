@@ -1,4 +1,4 @@
-"""Preview of a training that runs: a method of QComm, which takes it from here (qcomm.TOOLS)."""
+"""Preview of a running training: a method of QComm, which imports it from here (qcomm.TOOLS)."""
 
 from trec_qcomm.lab.debug.inspection import capture_rows
 from trec_qcomm.lab.debug.row_capture import CAPTURED_NBYTES, RowCapture
@@ -16,7 +16,7 @@ def preview(qcomm: QComm, steps: int = 20, *, max_nbytes: int = CAPTURED_NBYTES)
         ...  # 20 steps
         print(preview)  # for each table: bytes, dB, time, and the links on which a codec pays
 
-    The text is about what this rank sends; nothing changes in the training.
+    The text is about the rows that this rank sends. Nothing changes in the training.
 
     Args: steps, max_nbytes: arguments of `capture_rows`.
     """
@@ -26,9 +26,9 @@ def preview(qcomm: QComm, steps: int = 20, *, max_nbytes: int = CAPTURED_NBYTES)
 class LivePreview:
     """Preview of the next steps of a training; `QComm.preview` makes it.
 
-    Its text is the tables, measured when it is first asked for once the steps are over. No
-    collective: each rank has its own rows. `capture.save("rows.pt")`, on all ranks, writes those of
-    all, for `python -m trec_qcomm preview rows.pt`.
+    Its text is the tables. They are measured when the text is first needed after the steps are
+    over. No collective: each rank has its own rows. `capture.save("rows.pt")`, on all ranks, writes
+    the rows of all ranks, for `python -m trec_qcomm preview rows.pt`.
 
     Args: capture: the rows of these steps.
     """
@@ -38,7 +38,7 @@ class LivePreview:
         self._complete: Preview | None = None
 
     def __str__(self) -> str:
-        """Return the tables of all steps so far, with a line that says how many these are."""
+        """Return the tables of all steps so far, and how many steps they cover."""
         num_steps = self.capture.num_steps
         if not num_steps:
             return f"Preview: 0 of {self.capture.steps} steps so far; train, and print it again"
@@ -46,14 +46,14 @@ class LivePreview:
         return f"{head}\n\n{self.preview().text(top=SHOWN_TABLES)}"
 
     def preview(self) -> Preview:
-        """Return the figures of the steps so far. Raises ValueError: nothing was sent yet."""
+        """Return the figures of the steps so far. Raises ValueError before the first step."""
         if self._complete is not None:
             return self._complete
         num_steps = self.capture.num_steps
         blocks = {"forward": self.capture.rows, "backward": self.capture.gradients}
         blocks = {direction: tables for direction, tables in blocks.items() if tables}
         if not num_steps:
-            raise ValueError("preview: no training step yet")
+            raise ValueError("preview: no training step yet; call it after one or more")
         captured = CapturedRows(
             blocks=blocks,
             num_steps=num_steps,

@@ -29,15 +29,15 @@ _TIMED_NBYTES = 2**20  # least bytes of float32 rows: below, the call itself tak
 
 @dataclass(frozen=True, kw_only=True)
 class CodecPreview:
-    """Figures of one codec on the rows of one table, or of several. Those of a step.
+    """Figures, in a step, of one codec on the rows of one table or of several.
 
     Args:
         codec: name of the codec.
         raw_nbytes: float32 bytes of all rows.
-        sent_nbytes: float32 bytes of the rows that are sent: fewer, where equal ones go once.
-        wire_nbytes: bytes of these, encoded, without frame headers.
+        sent_nbytes: float32 bytes of the rows that are sent: fewer if equal rows are sent once.
+        wire_nbytes: bytes of these rows, encoded, without frame headers.
         signal_to_noise_db: 10 log10(sum of x^2 / sum of (x - decoded)^2) over finite values; inf
-            where all arrive exactly. Of several tables the least.
+            where all arrive exactly. For several tables, the least.
         encode_s, decode_s: seconds of one thread of this machine's CPU.
     """
 
@@ -56,8 +56,10 @@ class CodecPreview:
 
     @property
     def break_even_gb_s(self) -> float:
-        """GB/s of a link below which encoding, sending and decoding takes less time than sending
-        float32: H (1 - 1/ratio), of H = 1 / (1/encode + 1/decode); 0 where there is none."""
+        """GB/s of the fastest link on which the codec saves time; 0 if there is none.
+
+        It is H (1 - 1/ratio), with H = 1 / (1/encode + 1/decode).
+        """
         return max(self.saved_nbytes, 0.0) / 1e9 / (self.encode_s + self.decode_s)
 
     def speed_up(self, link_gb_s: float) -> float:
@@ -72,7 +74,7 @@ class TablePreview:
 
     Args:
         dim: values of a row.
-        num_rows, num_sent: rows of a step, and those that are sent.
+        num_rows, num_sent: rows of a step, and rows that are sent.
         num_nonfinite: number of NaN and inf among all values that were coded.
     """
 
@@ -102,9 +104,9 @@ def preview_table(
     Args:
         blocks: one or more of [n >= 1, D >= 1] float32.
         codecs: codecs by name.
-        num_steps: number of steps that the blocks are of.
+        num_steps: number of steps of the blocks.
         distinct_rows: whether a row that repeats in a block is sent once.
-    Raises: ValueError: a codec does not take these rows; it names table and codec.
+    Raises: ValueError: a codec does not take these rows; the error names table and codec.
     """
     sent = [distinct(block) for block in blocks] if distinct_rows else list(blocks)
     num_rows, num_sent, dim = sum(map(len, blocks)), sum(map(len, sent)), sent[0].shape[1]
@@ -142,8 +144,8 @@ def preview_table(
 def bytes_and_noise(codec: Codec, blocks: Sequence[Tensor]) -> tuple[int, float]:
     """Return the encoded bytes, each block coded as one segment, and the signal to noise in dB.
 
-    That is 10 log10(sum of x^2 / sum of (x - decoded)^2) in float64, over finite x: inf where
-    nothing is lost, -inf where the decoded value of a finite one is NaN or inf.
+    The signal to noise is 10 log10(sum of x^2 / sum of (x - decoded)^2) in float64, over finite x.
+    It is inf if nothing is lost, and -inf if a finite value decodes to NaN or inf.
     """
     rows = torch.cat(list(blocks))
     segments = Segments.packed([len(block) for block in blocks], rows.shape[1])
@@ -187,9 +189,9 @@ def of_all_tables(tables: Sequence[TablePreview]) -> list[tuple[CodecPreview, st
 def coding_s(codec: Codec, blocks: Sequence[Tensor]) -> tuple[float, float]:
     """Return the seconds of encoding and of decoding, on one thread of this machine's CPU.
 
-    They are medians of 7 calls for all blocks, each coded as one segment. If these are less than 1
-    MiB, a call codes as many copies as make 1 MiB, since in training, too, small tables share their
-    calls with others.
+    They are medians of 7 calls for all blocks, each coded as one segment. If the blocks are less
+    than 1 MiB, a call codes so many copies that they make 1 MiB. In training, too, small tables
+    share their calls with other tables.
 
     Args: blocks: one or more of [n_i >= 1, D >= 1] float32 on CPU, of one D.
     """

@@ -18,11 +18,10 @@ class CapturedRows:
     """Blocks [n, D] float32 by direction ("forward", "backward") and table.
 
     Args:
-        num_steps: number of steps that they are of; None where it is not known, so that a block is
-            a batch.
+        num_steps: number of steps of the blocks. None: unknown; a block is then a batch.
         num_left_out: number of rows for which the capture had no room.
-        without_rows: tables of which nothing was sent.
-        whose: whose rows they are, in words.
+        without_rows: tables without sent rows.
+        whose: owner of the rows, in words.
     """
 
     blocks: Mapping[str, Blocks]
@@ -33,17 +32,17 @@ class CapturedRows:
 
     @property
     def unit(self) -> str:
-        """What a number of bytes is of."""
+        """Unit to which a number of bytes belongs, such as a step."""
         return "a batch" if self.num_steps is None else f"a step of {self.whose}"
 
 
 def load_captured(path: Path, *, batch: int) -> CapturedRows:
-    """Return the rows of a file, and the gradients where it has some.
+    """Return the rows of a file, and the gradients if it has some.
 
     Args:
-        path: file that QComm.capture_rows saved, or another one that lab.sizes.rows tells of.
+        path: file that QComm.capture_rows saved, or another file as lab.sizes.rows describes.
         batch: number of rows in a batch, into which a tensor is cut.
-    Raises: ValueError naming file and field.
+    Raises: ValueError: a wrong file; the error names file and field.
     """
     content = read_content(path)
     blocks = {"forward": blocks_by_table(path, content, "rows", batch=batch)}
@@ -116,10 +115,10 @@ def make_preview(
         captured: the rows.
         codecs: codecs by direction and name; each direction that was captured.
         more_forward: further codecs of rows, by name.
-        distinct_rows: whether a row that repeats in a block is sent once; gradients always are
+        distinct_rows: whether a row that repeats in a block is sent once; gradients are always
             taken as they are.
-        progress: function that is told which table is next.
-    Raises: ValueError: a codec does not take a table's rows; it names both.
+        progress: function that is called with the next table.
+    Raises: ValueError: a codec does not take a table's rows; the error names both.
     """
     tables: dict[str, list[TablePreview]] = {}
     num_threads = torch.get_num_threads()

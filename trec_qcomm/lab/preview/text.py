@@ -1,4 +1,4 @@
-"""Tables of a preview as Markdown that can be read in a terminal, too."""
+"""Tables of a preview as Markdown that is also readable in a terminal."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ def direction_text(direction: str, tables: Sequence[TablePreview], *, unit: str,
     Args:
         direction: "forward", or "backward" for gradients.
         tables: one or more previews in that direction.
-        unit: what the numbers are of, such as "a step".
+        unit: unit of the numbers, such as "a step".
         top: number of tables to show.
     """
     ordered = sorted(tables, key=lambda table: -table.saved_nbytes)

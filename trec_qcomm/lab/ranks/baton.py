@@ -1,8 +1,8 @@
-"""Baton: threads of which only the one that holds the baton runs, so that runs repeat exactly.
+"""Baton: run threads one at a time, so that runs repeat exactly. Only the baton's holder runs.
 
-A thread passes the baton on where it waits for another, or ends. The holder itself looks which
-thread can go on, so nobody is woken in vain. When no thread can, all of them fail at once, and when
-one fails, the others end at their next wait.
+A thread passes the baton on when it waits for another thread, or ends. The holder itself finds a
+thread that can go on, so no thread is woken in vain. If no thread can go on, all of them fail at
+once. If one fails, the others end at their next wait.
 
 Knows: threads. Does not know: process groups.
 """
@@ -42,10 +42,10 @@ class Baton:
             thread.start()
 
     def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run one job on each thread, and return what they return.
+        """Run one job on each thread, and return their results.
 
-        Raises: what the first job that fails raises, with a note of its rank.
-            RuntimeError: all jobs wait; an earlier run failed.
+        Raises: the error of the first job that fails, with a note of its rank.
+            RuntimeError: all jobs wait, or an earlier run failed.
         """
         self._check_usable()
         self._jobs, self._results = list(jobs), [None] * self._num_ranks

@@ -1,6 +1,6 @@
-"""What each collective does with the tensors of all ranks, bit for bit as gloo does it.
+"""Do what each collective does with the tensors of all ranks, bit for bit as gloo does it.
 
-Each function is called once a collective, when all ranks have come, with one argument a rank.
+Each function is called once for a collective, when all ranks have come, with one argument a rank.
 
 Knows: tensors of all ranks. Does not know: threads, process groups.
 Shapes: N ranks; E elements of one tensor.
@@ -26,7 +26,7 @@ _REDUCTIONS: list[tuple[dist.ReduceOp.RedOpType, Callable[[Tensor, Tensor], Tens
 
 
 def copy(source: Tensor, target: Tensor) -> None:
-    """Copy a message. Raises ValueError: the two are of other sizes or dtypes."""
+    """Copy a message. Raises ValueError if sizes or dtypes differ."""
     if source.numel() != target.numel() or source.dtype != target.dtype:
         raise ValueError(
             f"a message of {source.numel()} {source.dtype} is received as "
@@ -37,14 +37,14 @@ def copy(source: Tensor, target: Tensor) -> None:
 
 
 def exchange(sent: Sequence[Sequence[Tensor]], received: Sequence[Sequence[Tensor]]) -> None:
-    """Copy message s of rank r to place r of rank s. Raises ValueError: they do not fit."""
+    """Copy message s of rank r to place r of rank s. Raises ValueError if they do not fit."""
     for source, messages in enumerate(sent):
         for message, places in zip(messages, received, strict=True):
             copy(message, places[source])
 
 
 def splits(values: Tensor, sizes: Sequence[int], num_ranks: int) -> list[Tensor]:
-    """Return N views of an all-to-all's buffer. Args: sizes: of each, in rows; none: all equal."""
+    """Return N views of an all-to-all's buffer. Args: sizes: rows of each; empty: all equal."""
     if sizes:
         return list(torch.split(values, list(sizes)))
     if len(values) % num_ranks:

@@ -1,4 +1,4 @@
-"""emulate: a user's model, sharded over played ranks by TorchRec itself.
+"""emulate: shard a user's model over simulated ranks, by TorchRec itself.
 
 Knows: QComm, DistributedModelParallel, played ranks. Does not know: shardings, codecs, optimizers.
 """
@@ -25,11 +25,11 @@ _TIMED = (coding, exchange, messages, peers, sizes, transport, whole)  # what re
 
 
 def played_ranks(ranks: int = 4, *, ranks_per_node: int | None = None) -> PlayedRanks:
-    """Return N ranks of one process, on which TorchRec and torch.distributed work as on real ones.
+    """Return N ranks of one process. TorchRec and torch.distributed work on them as on real ranks.
 
         losses = trec_qcomm.played_ranks(4).run(train)  # what train() returns on each rank
 
-    Their counters have no seconds: while a rank waits, the others compute.
+    Their counters have no seconds, because other ranks compute while a rank waits.
 
     Args:
         ranks: number of ranks.
@@ -50,18 +50,18 @@ def emulate(
     ranks_per_node: int | None = None,
     **options: Any,
 ) -> "Emulated":
-    """Shard a model over N ranks that this process plays, and return it.
+    """Shard a model over N ranks that this process simulates, and return it.
 
     Args:
-        model: the model as it is before sharding, on CPU, or a function that makes it, which every
-            rank calls. All ranks start from its weights, and the model itself stays as it is.
-            Tables on the device meta are drawn by TorchRec, from each rank's generator.
-        config: a Config, a mapping as YAML has it, the path of a YAML file, or the name of a config
-            that ships (`trec_qcomm.presets()`).
+        model: the model before sharding, on CPU, or a function that makes it, which every rank
+            calls. All ranks start from its weights, and the model itself stays as it is. TorchRec
+            draws tables on the device meta, from each rank's generator.
+        config: a Config, a mapping as in YAML, the path of a YAML file, or the name of a preset
+            (`trec_qcomm.presets()`).
         ranks: number of ranks.
-        plan: a sharding for all tables ("row_wise"), shardings by patterns of tables' names (tables
-            that match none are table-wise), a ShardingPlan of TorchRec, or None: each table whole
-            on one rank, large ones first, each to the rank with the least.
+        plan: a sharding for all tables ("row_wise"), shardings by patterns of tables' names (other
+            tables are table-wise), or a ShardingPlan of TorchRec. None: each table whole on one
+            rank, large tables first, each to the rank with the least.
         ranks_per_node: ranks of each emulated node, for two-level shardings; None: all.
         options: keyword arguments of `QComm.dmp_arguments`, such as fused_params.
 
@@ -73,7 +73,7 @@ def emulate(
 
 
 class Emulated:
-    """A model of N ranks that one process plays; `emulate` makes it.
+    """Model on N ranks that one process simulates; `emulate` makes it.
 
     Derived:
         models: DistributedModelParallel of each rank.
@@ -89,7 +89,7 @@ class Emulated:
         ranks_per_node: int | None,
         options: Mapping[str, Any],
     ) -> None:
-        """Shard the model on every rank. Raises ValueError: see `emulate`."""
+        """Shard the model on every rank. Raises the errors of `emulate`."""
         self._ranks = played_ranks(ranks, ranks_per_node=ranks_per_node)
         self.config, self.num_ranks = config, ranks
 
@@ -111,21 +111,21 @@ class Emulated:
         self.models, self.qcomms = map(list, zip(*self._ranks.run(shard), strict=True))
 
     def run(self, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
-        """Call `function(model, *arguments)` on every rank; return what it returns, by rank.
+        """Call `function(model, *arguments)` on every rank; return the results, by rank.
 
             losses = emulated.run(train_step, optimizers, batches)
 
         Inside it `torch.distributed` is as on a real rank: `dist.get_rank()` tells it its rank.
 
-        Args: columns: for each argument after the model one item a rank.
-        Raises: ValueError: another number of items than ranks. What the first rank that fails
-            raises; after that the ranks are out of step, and cannot be used any more.
+        Args: columns: for each argument after the model, one item a rank.
+        Raises: ValueError: another number of items than ranks.  The error of the first rank that
+            fails: after it the ranks are out of step, and cannot be used any more.
         """
         return self._ranks.run(function, self.models, *columns)
 
 
 def tables_of(model: nn.Module, sharders: Sharders) -> dict[str, nn.Parameter]:
-    """Return by name the parameters that TorchRec shards, of a model that is not sharded yet."""
+    """Return the parameters that TorchRec would shard in a model, by name."""
     tables = {
         id(parameter)
         for module, sharder in shardable_modules(model, sharders).values()
@@ -135,11 +135,11 @@ def tables_of(model: nn.Module, sharders: Sharders) -> dict[str, nn.Parameter]:
 
 
 def load_tables(dmp: DistributedModelParallel, tables: Mapping[str, Tensor]) -> None:
-    """Write whole tables into the shards on this rank; those without values (meta) stay drawn.
+    """Write whole tables into the shards on this rank. Tables without values (meta) stay drawn.
 
     TorchRec draws new rows when it shards a model, from the generator of each rank.
 
-    Args: tables: [rows, D] by name, see `tables_of`.
+    Args: tables: [rows, D] by name, from `tables_of`.
     """
     state = dmp.state_dict()
     for name, table in tables.items():

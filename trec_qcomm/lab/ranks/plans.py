@@ -1,4 +1,4 @@
-"""Sharding plans by a word or by patterns of tables' names, evenly over ranks.
+"""Make sharding plans from a word or from patterns of tables' names, evenly over ranks.
 
 Knows: TorchRec's generators of plans. Does not know: ranks that run, codecs.
 """
@@ -32,7 +32,7 @@ SHARDINGS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "data_pa
 def shardable_modules(
     model: nn.Module, sharders: Sharders
 ) -> dict[str, tuple[nn.Module, ModuleSharder[Any]]]:
-    """Return by path the modules that TorchRec would shard, with their sharders, not nested."""
+    """Return the modules that TorchRec would shard, by path, with their sharders. Not nested."""
     modules: dict[str, tuple[nn.Module, ModuleSharder[Any]]] = {}
     for path, module in model.named_modules():
         is_nested = any(path.startswith(f"{outer}." if outer else "") for outer in modules)

@@ -1,12 +1,12 @@
 """PlayedGroup: a process group whose ranks are threads of one process.
 
-A collective is done by the rank that comes last, for all of them. All-to-alls and messages are
-asynchronous, as TorchRec waits for them in Python. The others have ended when they return: DDP
-waits for an all-reduce in C++, where the baton cannot be passed on.
+The rank that comes last does a collective for all ranks. All-to-alls and messages are asynchronous,
+because TorchRec waits for them in Python. Other collectives have ended when they return: DDP waits
+for an all-reduce in C++, where the baton cannot be passed on.
 
-Private names of torch's process groups are in this file alone. `torch.distributed` keeps what it
-knows of groups in one object of the module, `_world`, which its text calls an extension point. Each
-played rank has one of its own. Written against torch 2.13.
+Only this file has private names of torch's process groups. `torch.distributed` keeps its groups in
+one object of the module, `_world`, which its text calls an extension point. Each simulated rank has
+its own. Written against torch 2.13.
 
 Knows: the baton, torch's interface of process groups. Does not know: TorchRec, frames.
 """
@@ -40,7 +40,7 @@ WORLD: tuple[ModuleType, str] = (distributed_c10d, "_world")
 
 
 class RankWorld(distributed_c10d._World):
-    """What torch knows of the process groups of one played rank; empty at first."""
+    """Process groups of one simulated rank, as torch keeps them; empty at first."""
 
     pg_map: Any = None
     pg_names: Any = None
@@ -58,7 +58,7 @@ class RankWorld(distributed_c10d._World):
 
 @contextmanager
 def names_by_thread() -> Iterator[None]:
-    """Let every thread that runs meanwhile have process groups of its own under equal names."""
+    """Let every thread, inside the block, have its own process groups under equal names."""
     _c._set_thread_isolation_mode(True)
     try:
         yield
@@ -67,7 +67,7 @@ def names_by_thread() -> Iterator[None]:
 
 
 def is_registered(backend: str) -> bool:
-    """Return whether torch knows a backend of process groups that is not its own."""
+    """Return whether torch knows a backend of process groups that another library registered."""
     return backend.upper() in dist.Backend._plugins
 
 
@@ -84,7 +84,7 @@ def finished_work(result: list[Tensor]) -> dist.Work:
 
 
 class PlayedTransport:
-    """Runner of collectives on a played rank: `Transport` without a thread of its own.
+    """Runner of collectives on a simulated rank: `Transport` without a thread of its own.
 
     DDP waits for the future in C++, where no other rank could run.
     """
@@ -115,7 +115,7 @@ class _Call:
 
 @dataclass(eq=False)
 class Meeting:
-    """What the ranks of one group share: collectives and messages that are under way.
+    """Collectives and messages under way, which the ranks of one group share.
 
     Args: ranks: global rank of each rank in the group.
     """
@@ -128,7 +128,7 @@ class Meeting:
 
 
 class PlayedWork(dist.Work):
-    """Handle of an asynchronous operation of a played rank."""
+    """Handle of an asynchronous operation of a simulated rank."""
 
     def __init__(self, baton: Baton, is_over: Callable[[], bool], what: Callable[[], str]) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class PlayedWork(dist.Work):
 
 @dataclass(eq=False)
 class Meetings:
-    """All groups of some played ranks. Args: baton: the ranks' threads."""
+    """Groups of the simulated ranks. Args: baton: the ranks' threads."""
 
     baton: Baton
     _by_group: dict[tuple[str, tuple[int, ...]], Meeting] = field(default_factory=dict)
@@ -168,7 +168,7 @@ _ProcessGroup: Any = dist.ProcessGroup
 
 
 class PlayedGroup(_ProcessGroup):  # type: ignore[misc]
-    """One rank's part of a process group of played ranks. Its tensors are on CPU."""
+    """One rank's part of a process group of simulated ranks. Its tensors are on CPU."""
 
     def __init__(self, rank: int, meeting: Meeting, meetings: Meetings, name: str) -> None:
         super().__init__(rank, len(meeting.ranks))
@@ -179,7 +179,7 @@ class PlayedGroup(_ProcessGroup):  # type: ignore[misc]
     backend_name = PLAYED
 
     def host_group(self) -> "PlayedGroup":
-        """Return the group for what the host sends: itself, as messages never wait in it."""
+        """Return the group on which the host sends: itself, because messages never wait in it."""
         return self
 
     def make_transport(self) -> PlayedTransport:

@@ -1,8 +1,9 @@
 """PlayedRanks: the ranks of a job as threads of one process, each with process groups of its own.
 
-What a process has once, each rank has for itself: torch's process groups, the state of torch's CPU
-generator, the environment variables that a launcher sets. It is put in place whenever the baton is
-passed on. Python's and numpy's generators are not: give each rank a generator of its own.
+Each rank has its own copy of what a process has once: torch's process groups, the state of torch's
+CPU generator, and the environment variables that a launcher sets. The copy is put in place whenever
+the baton is passed on. Python's and numpy's generators are shared: give each rank its own
+generator.
 
 Knows: the baton, torch's process groups. Does not know: TorchRec, models.
 """
@@ -51,7 +52,7 @@ class PlayedRanks:
 
         Args:
             num_ranks: number of ranks.
-            ranks_per_node: ranks of each emulated node, as LOCAL_WORLD_SIZE says it; None: all.
+            ranks_per_node: ranks of each emulated node, the value of LOCAL_WORLD_SIZE; None: all.
             attributes: global variables that each rank has for itself, with their first values.
         Raises: ValueError: a number below 1, or nodes that differ in size.
         """
@@ -85,13 +86,13 @@ class PlayedRanks:
         self._run([partial(_join, meetings, rank, num_ranks) for rank in range(num_ranks)])
 
     def run(self, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
-        """Call `function(*arguments)` on every rank, and return what it returns, by rank.
+        """Call `function(*arguments)` on every rank, and return the results, by rank.
 
         Inside it `torch.distributed` is as on a real rank: `dist.get_rank()` tells it its rank.
 
-        Args: columns: for each argument one item a rank.
-        Raises: ValueError: another number of items than ranks. What the first rank that fails
-            raises; after that these ranks cannot be used any more.
+        Args: columns: for each argument, one item a rank.
+        Raises: ValueError: another number of items than ranks.  The error of the first rank that
+            fails: after it these ranks cannot be used any more.
         """
         for number, column in enumerate(columns):
             if len(column) != self.num_ranks:

@@ -15,7 +15,7 @@ from trec_qcomm.comm.rounds import ReceivedMessages, Round, Rounds
 def play(ranks: Sequence[Rounds]) -> None:
     """Run the generators of all ranks to their ends, each as soon as its messages are there.
 
-    Raises: RuntimeError: all wait for messages that nobody sends; and what a generator raises.
+    Raises: RuntimeError: all wait for messages that nobody sends.  Errors of a generator.
     """
     mail: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
     waiting: dict[int, Round] = {}

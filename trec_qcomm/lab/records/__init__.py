@@ -1,6 +1,6 @@
-"""Records: the one schema of everything that is measured, as typed JSON lines with a version.
+"""Records: one schema of all measurements, as typed JSON lines with a version.
 
-Any training can write one; `python -m trec_qcomm report runs/mine.jsonl` draws what it finds:
+Any training can write a record. `python -m trec_qcomm report runs/mine.jsonl` draws records:
 
     from trec_qcomm.lab import records
 
@@ -9,9 +9,9 @@ Any training can write one; `python -m trec_qcomm report runs/mine.jsonl` draws 
     )
     records.append("runs/mine.jsonl", record)
 
-Two records are comparable if their `setup` is equal; whoever measures says what belongs to it. A
-file of another version, of an unknown kind or with an unknown field is an error that names the
-line. record.py has the fields that all kinds share, trainings.py, debug.py and kinds.py the kinds.
+Two records are comparable if their `setup` is equal; the measuring program decides what belongs to
+it. Another version, an unknown kind or an unknown field is an error that names the line. record.py
+has the fields that all kinds share, trainings.py, debug.py and kinds.py have the kinds.
 Knows: JSON, files. Does not know: configs, options of any program that measures.
 """
 

@@ -1,4 +1,4 @@
-"""Record of the numeric debugger: what one codec did to one table or parameter in one step."""
+"""Record of the numeric debugger: one codec's effect on one table or parameter in one step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DebugRecord(Record, kind="debug"):
         rank: the rank that encodes (of all ranks, not of its group).
         step: number of the training step, from 0.
         name: the table's or the parameter's name.
-        direction: what the values are (Direction).
+        direction: kind of the values (Direction).
         codec: the codec as the call that makes it, such as "Rowwise(bits=4, ...)".
         is_shadow: whether the codec was only tried: encoded, decoded and thrown away.
         site: for dense and residual, the place of the all-reduce that encodes: "contribution" (a
@@ -41,15 +41,15 @@ class DebugRecord(Record, kind="debug"):
         module: path of the sharded module that holds the table; None for gradients.
         num_rows, num_values: number of rows (a block of a parameter is one) and of values.
         num_nan, num_inf: number of x that are NaN, and that are infinite.
-        num_broken: number of values that are finite on one side only, or whose inf has changed its
-            sign or become NaN.
+        num_broken: number of values that are finite only on one side of the codec, or whose inf has
+            changed its sign or become NaN.
         rms: root mean square of x.
         snr_db: signal to noise, 10 log10(sum x^2 / sum e^2); None where either sum is 0.
         bias: mean of e over mean of |x|; None where all x are 0.
         tolerance: the codec's error bound or threshold in this step as its config has it (a
             relative bound is a fraction), before it is divided among summands; None without one.
-        lost_share: share of the x that are not 0 of which nothing useful arrives: |e| >= |x|, so 0
-            in their place would have been as good.
+        lost_share: share of the nonzero x with |e| >= |x|. Nothing useful of them arrives: 0 in
+            their place would have been as good.
         bits: bits a value really sent, headers of segments and padding included, without headers of
             frames.
         peak: median over rows of the largest |x| over the row's root mean square. 1 is a flat row,

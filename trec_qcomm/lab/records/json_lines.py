@@ -1,4 +1,4 @@
-"""JSON-lines files of records: appended to one line at a time, read back with every field checked.
+"""JSON-lines files of records: append one line at a time, and read lines with all fields checked.
 
 An unknown kind, version or field, a mistyped or missing field, a number beyond float64's range, and
 a line that was cut short are errors that name file and line.
@@ -50,7 +50,7 @@ def _check_whole(path: Path) -> None:
 def read(path: str | Path) -> list[Record]:
     """Return the records of a file; each knows its line by `origin`.
 
-    Raises: ValueError: the file cannot be read, or a line is no record; it names file and line.
+    Raises: ValueError: the file cannot be read, or a line is no record; the error names both.
     """
     path = Path(path)
     try:
@@ -64,9 +64,9 @@ def read(path: str | Path) -> list[Record]:
 def read_same(
     path: Path, kind: type[R], setup: Mapping[str, Scalar], num_ranks: int, what: str
 ) -> list[R]:
-    """Return the records of a file, which are all of one kind and setup; none where it is missing.
+    """Return the records of a file, all of one kind and setup; empty if the file is missing.
 
-    Args: num_ranks: number of ranks that they are of.  what: words before what differs.
+    Args: num_ranks: number of ranks of the records.  what: words before what differs, in errors.
     Raises: ValueError: the errors of `read`, or a record of another kind, setup or number of ranks.
     """
     records: list[Any] = read(path) if path.exists() else []
@@ -84,11 +84,11 @@ def read_same(
 def read_all(places: Iterable[str | Path]) -> list[Record]:
     """Return the records of files, and of all *.jsonl files in folders, in the order given.
 
-    Raises: ValueError: the errors of `read`; a place that is not there; no record at all.
+    Raises: ValueError: the errors of `read`, a missing place, or no record at all.
     """
     records = [record for path in _files(map(Path, places)) for record in read(path)]
     if not records:
-        raise ValueError("the files hold no record")
+        raise ValueError("the files hold no record; name files that a tool of trec_qcomm wrote")
     return records
 
 

@@ -1,4 +1,4 @@
-"""Record: the fields that every measurement has, among them the environment; the known kinds."""
+"""Record: fields that every measurement has, such as the environment, and the known kinds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Scalar = str | int | float | bool
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """Commit, versions and machine of a measurement. A field is None where it is not known.
+    """Commit, versions and machine of a measurement. A field is None if it is unknown.
 
     Args:
         commit: `git describe` of the code that measured.
@@ -79,7 +79,7 @@ def _versions(packages: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Origin:
-    """The line that a record was read from. Args: file: its path."""
+    """Line from which a record was read. Args: file: path of the file."""
 
     file: str
     line: int
@@ -99,15 +99,15 @@ class Record:
     Args:
         version: version of the schema.
         configuration: name of what was measured, such as "best" or "stock".
-        config: YAML text of its config; None where it has none, as plain TorchRec.
-        setup: all that must be equal for two measurements to be compared, and only that. Whoever
-            measures chooses the names; titles show batch_size, embedding_dim and dense_optimizer
-            where they are there.
+        config: YAML text of its config; None without one, as for plain TorchRec.
+        setup: exactly the settings that must be equal for two measurements to be compared. The
+            measuring program chooses the names. Titles show batch_size, embedding_dim and
+            dense_optimizer if they are there.
         seed: seed of the random numbers.
-        environment: commit, versions, machine; None where they are not known.
+        environment: commit, versions, machine; None if they are unknown.
         time: seconds since 1970 at the end of the measurement.
         choice: what the config's `auto` chose, in words; None without `auto`.
-        origin: the line that it was read from. It is no part of the JSON.
+        origin: the line from which it was read; no part of the JSON.
     """
 
     kind: ClassVar[str] = ""
@@ -134,7 +134,7 @@ class Record:
 
     @property
     def setup_key(self) -> tuple[tuple[str, Scalar], ...]:
-        """The setup as a sorted tuple, to compare and to group by."""
+        """Setup as a sorted tuple, to compare and to group by."""
         return tuple(sorted(self.setup.items()))
 
 
@@ -152,9 +152,9 @@ class TrafficBytes:
     """Bytes that a rank sends to other ranks in a step, counted three times.
 
     Args:
-        raw_nbytes: float32 of all rows, before equal bags are merged; None where not counted.
-        distinct_nbytes: float32 of the rows that are sent; None where not counted.
-        wire_nbytes: what the collectives are given, headers included.
+        raw_nbytes: float32 bytes of all rows, before equal bags are merged; None if not counted.
+        distinct_nbytes: float32 bytes of the rows that are sent; None if not counted.
+        wire_nbytes: bytes that the collectives are given, headers included.
     """
 
     raw_nbytes: float | None = None

@@ -5,10 +5,10 @@ examples:
   python -m trec_qcomm report examples/bench/results/net.jsonl --out runs/net.html --title "Net"
   python -m trec_qcomm report runs/ examples/criteo/results/dense.jsonl --png pictures/
 
-A training of yours leaves such a record with records.TrainingRecord.from_qcomm and records.append;
-of a folder all *.jsonl in it are read. A line that is no record is an error.
-The page needs nothing beside it; the PNGs are the same figures for elsewhere. Needs matplotlib
-(pip install 'matplotlib>=3.8').
+Your training can write such a record with records.TrainingRecord.from_qcomm and records.append. All
+*.jsonl of a folder are read. A line that is no record is an error. The page is one file that needs
+no other file. --png writes the same figures as PNGs. Needs matplotlib (pip install
+'matplotlib>=3.8').
 """
 
 import argparse
@@ -36,13 +36,14 @@ def build_parser() -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> str:
     """Read, draw and write; return the line to print.
 
-    Raises: ValueError naming the option, the file and its line, or what is missing.
+    Raises: ValueError: a mistake; the error names the option, the file and line, or what is
+        missing.
     """
     out: Path = arguments.out
     png: Path = arguments.png or out.with_name(f"{out.stem}_png")
     check_out(out)
     if png.exists() and not png.is_dir():
-        raise ValueError(f"png {png}: is not a folder")
+        raise ValueError(f"png {png}: is not a folder; name a folder")
     matplotlib()  # missing: said before any work
     records = read_all(arguments.records)
     figures = figures_of(records)

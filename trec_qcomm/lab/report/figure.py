@@ -9,7 +9,7 @@ Cell = str | float | int | None  # None is an empty cell
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A picture with its numbers.
+    """Picture with its numbers.
 
     Args:
         key: id in the page, and name of the PNG.
@@ -40,5 +40,5 @@ def cell_text(value: Cell) -> str:
 
 
 def short(text: str, most: int = 30) -> str:
-    """Return the text cut to what a picture has room for."""
+    """Return the text, cut to the room of a picture."""
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,7 +1,9 @@
-"""Runs: trainings with and without a network of a given speed, in one shape.
+"""Runs: trainings with and without a network of a given speed, in one form.
 
-Knows: records, and that two configs are the same if they mean the same. A setup is all that must be
-equal for two runs to be compared; a configuration is what differs: a config, or plain TorchRec.
+A setup is all settings that must be equal for two runs to be compared. A configuration is what
+differs: a config, or plain TorchRec.
+
+Knows: records, and that two configs are the same if they mean the same.
 """
 
 import functools
@@ -35,11 +37,11 @@ Bytes = Mapping[str, float]  # by group of traffic
 
 @dataclass(frozen=True)
 class Setup:
-    """All that must be equal for two runs to be compared.
+    """Settings that must be equal for two runs to be compared.
 
     Args:
         num_ranks: number of ranks, or of hosts.
-        is_network: links have a given speed.
+        is_network: whether links have a given speed.
         steps: steps of the training.
         values: the records' `setup`, sorted by name.
         delay: delay of the links; None without.
@@ -65,15 +67,15 @@ class Setup:
 
 @dataclass(frozen=True)
 class Run:
-    """A training as figures need it.
+    """Training in the form that figures need.
 
     Args:
-        record: the record that it was read from.
-        configuration: name, followed by a hash where it stands for several configs.
-        setup: all that must be equal for it to be compared.
+        record: the record from which it was read.
+        configuration: name, followed by a hash if it stands for several configs.
+        setup: settings that must be equal for a comparison.
         rate_mbit: Mbit/s of each link; None without a limit, or without a network.
-        traffic: what each host counted; nothing where that is not known, and of hosts of several
-            ranks, as part of what these count stays inside a host.
+        traffic: counts of each host; empty if unknown. Also empty for hosts of several ranks,
+            because part of what these count stays inside a host.
     """
 
     record: NetworkRecord | TrainingRecord
@@ -84,26 +86,26 @@ class Run:
 
     @property
     def ne(self) -> float | None:
-        """Normalized entropy of the test with the codecs on; None where it was not measured."""
+        """Normalized entropy of the test with the codecs on; None if it was not measured."""
         return self.record.metrics.get("ne")
 
     @property
     def step_s(self) -> Mapping[str, float]:
-        """Seconds of a step: p20, p50, p80. Raises ValueError: they were not measured."""
+        """Seconds of a step: p20, p50, p80. Raises ValueError if they were not measured."""
         if self.record.step_s is None:
             raise ValueError(f"{self.record.origin}: step_s is missing")
         return vars(self.record.step_s)
 
     @property
     def sent_nbytes(self) -> float | None:
-        """Bytes that a host sends in a step; None where they are not known."""
+        """Bytes that a host sends in a step; None if they are unknown."""
         if isinstance(self.record, NetworkRecord):
             return fmean(self.record.sent_nbytes)
         wire = self.by_group("wire_nbytes")
         return sum(wire.values()) if wire else None
 
     def by_group(self, field: str) -> Bytes | None:
-        """Return the bytes of a step by group, the mean over hosts; None where not counted.
+        """Return the bytes of a step by group, the mean over hosts; None if not counted.
 
         Args: field: "raw_nbytes" (float32 of all bags), "distinct_nbytes" (float32 of what is
             sent) or "wire_nbytes".
@@ -121,7 +123,8 @@ class Run:
 def runs_of(records: Iterable[Record]) -> list[Run]:
     """Return the last record of each measurement as a run.
 
-    Where one name stands for two configs, both bear the beginning of theirs: `best (5408990b)`.
+    If one name stands for two configs, each is followed by the beginning of its hash: `best
+    (5408990b)`.
     """
     runs: dict[tuple[object, ...], Run] = {}
     for record in records:
@@ -161,7 +164,7 @@ def _run(record: NetworkRecord | TrainingRecord) -> Run:
 
 
 def config_id(record: Record) -> str:
-    """Return the hash of what a record's config means; where it is no config today, of its text."""
+    """Return the hash of a record's config, or of its text if it is no config today."""
     if record.config is None:
         return "plain"
     return fingerprint(record.config) or hashlib.sha256(record.config.encode()).hexdigest()
@@ -169,7 +172,7 @@ def config_id(record: Record) -> str:
 
 @functools.lru_cache
 def fingerprint(config: str) -> str | None:
-    """Return the SHA-256 of what a config means; None where the text is no config today."""
+    """Return the SHA-256 of a config's meaning; None if the text is no config today."""
     try:
         meaning = config_to_dict(config_from_dict(parse_yaml(config, name="config")))
     except ValueError:
@@ -178,9 +181,9 @@ def fingerprint(config: str) -> str | None:
 
 
 def parse_rate(rate: str) -> float | None:
-    """Return the Mbit/s of a rate as tc writes it, "100mbit"; None of "none".
+    """Return the Mbit/s of a rate as tc writes it, "100mbit"; None for "none".
 
-    Raises: ValueError: neither.
+    Raises: ValueError: another text.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)bit", rate)
     if match and float(match[1]) > 0:
@@ -206,15 +209,15 @@ def by_configuration(runs: Iterable[Run]) -> dict[str, list[Run]]:
 
 
 def baseline_of(configurations: Iterable[str]) -> str | None:
-    """Return the configuration that others are compared with; None where none is there."""
+    """Return the configuration with which others are compared; None if there is none."""
     there = set(configurations)
     return next((baseline for baseline in BASELINES if baseline in there), None)
 
 
 def by_setup(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Return the runs by what to call their setup, in the order of the files.
+    """Return the runs by the name of their setup, in the order of the files.
 
-    Values that tell two setups of the same name apart are added.
+    Values that distinguish two setups of one name are added to the name.
     """
     groups, labelled = grouped(runs, lambda run: run.setup), {}
     for setup, group in groups.items():

@@ -10,8 +10,9 @@
     print(result)
     result.write("plan.yaml")
 
-docs/SEARCH.md says what it does. `python -m trec_qcomm search` is its command line. Knows: what a
-user gives. Does not know: stages (engine.py).
+docs/SEARCH.md says how it works. `python -m trec_qcomm search` is its command line.
+
+Knows: the user's arguments. Does not know: stages (engine.py).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class SearchResult:
     Args:
         search: settings of the search.
         model: expected losses of all codecs on all tables.
-        plans: plans by name: `plan` has the budget, `half` and `twice` half and twice of it.
+        plans: plans by name: `plan` for the budget, `half` and `twice` for half and twice of it.
     """
 
     search: Search
@@ -51,12 +52,12 @@ class SearchResult:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the budget, after verification."""
+        """Plan for the budget, after verification."""
         return self.plans["plan"]
 
     @property
     def config(self) -> Config:
-        """The config of the plan of the budget."""
+        """Config of the plan for the budget."""
         return self.search.config(self.plan)
 
     def text(self, name: str = "plan") -> str:
@@ -100,33 +101,34 @@ def search(
 ) -> SearchResult:
     """Return the codecs of fewest bytes, by table and direction, that lose at most a budget.
 
-    The same call goes on with the files that are there: after Ctrl-C, an error, or with more seeds.
-    docs/SEARCH.md says what the stages do, and which choices there are.
+    After Ctrl-C or an error, or with more seeds, the same call goes on with the existing files.
+    docs/SEARCH.md explains the stages and the choices.
 
     Args:
-        train: your training, see quality.study; all of its config goes to QComm.
+        train: your training, as for quality.study; its whole config goes to QComm.
         candidates: codecs by direction ("forward", "backward"), as codecs, mappings as in YAML, or
-            names; what is not named has the default ones.
+            names. A direction that is not named has the default ones.
         budget: limit of the verified mean, in percent of each metric.
         path: folder of the records.
-        metrics: metrics of the trainings that have to keep the budget; smaller is better.
-        evaluation: limits of the float32 model with the plan's codecs on, see quality.study.
-        base: config from which all that is not searched is taken.
+        metrics: metrics of the trainings that must keep the budget; smaller is better.
+        evaluation: limits of the float32 model with the plan's codecs on, as for quality.study.
+        base: config with all settings that are not searched.
         baseline: exact config that the verification compares with.
         unique_bags: whether equal bags are sent once, for all tables.
-        link_gb_s: GB/s that a rank can send: fewest seconds are looked for; None: fewest bytes.
-        first_seed: seeds are taken from here on. Judge the result by others.
-        probe_seeds: trainings in float32, with all candidates tried on the side.
-        calibration_seeds: seeds of the trainings with one coarse codec for all tables.
-        verification_seeds: most seeds of each verification.
-        rounds: most verifications; 0 for none.
-        use: share of the budget that expected losses may add up to; the rest is for what they miss.
-        every: steps from one measured step of a probe to the next.
+        link_gb_s: GB/s that a rank can send, to look for the fewest seconds; None: fewest bytes.
+        first_seed: first of the seeds. Judge the result by other seeds.
+        probe_seeds: number of float32 trainings that also try all candidates.
+        calibration_seeds: number of seeds of the trainings with one coarse codec for all tables.
+        verification_seeds: largest number of seeds of each verification.
+        rounds: largest number of verifications; 0: none.
+        use: share of the budget for the sum of expected losses; the rest is for their errors.
+        every: number of steps from one measured step of a probe to the next.
         dims: dim of every table, to refuse candidates that do not fit before any training.
         jobs, setup, num_ranks, show_progress: arguments of quality.study.
     Raises:
-        ValueError: an argument, named, before any training; or a file of another search.
-        NotDecidableError: a budget below the noise of the verification, and the seeds it takes.
+        ValueError: a wrong argument, named, before any training; or a file of another search.
+        NotDecidableError: a budget below the noise of the verification; the error tells the number
+            of seeds that it takes.
     """
     chosen = Candidates.from_lists(candidates)
     if chosen.all == (EXACT,):

@@ -1,8 +1,8 @@
-"""Allocation: one option for each item, the cheapest together whose losses stay within a budget.
+"""Allocation: choose one option for each item, at least cost, with losses within a budget.
 
 Items are independent: costs and losses add up (a multiple-choice knapsack). Losses are rounded up
-to STEPS parts of the budget, so what is chosen keeps it, and what is missed is at most what a
-budget smaller by one part for each item would miss. Time and memory are items x options x STEPS.
+to STEPS parts of the budget. So the choice keeps the budget, and it is at least as good as the best
+choice for a budget smaller by one part an item. Time and memory are items x options x STEPS.
 
 Knows: numbers. Does not know: tables, codecs, what a cost or a loss is.
 """
@@ -20,7 +20,7 @@ Option = TypeVar("Option")
 
 
 class Priced(NamedTuple):
-    """What an option costs and loses; the loss is not negative."""
+    """Cost and loss of an option; the loss is not negative."""
 
     cost: float
     loss: float
@@ -52,16 +52,16 @@ def allocate(options: Mapping[Item, Mapping[Option, Priced]], budget: float) -> 
 
 
 def price(chosen: Priced, finer: Priced) -> float:
-    """Return the loss that a chosen option takes for each unit of cost it saves against a finer.
+    """Return the loss of a chosen option for each unit of cost that it saves against a finer one.
 
-    It is infinite where the finer one costs no more.
+    It is infinite if the finer option costs no more.
     """
     saved, lost = finer.cost - chosen.cost, chosen.loss - finer.loss
     return lost / saved if saved > 0 else inf
 
 
 def next_finer(options: Mapping[Option, Priced], chosen: Option) -> Option | None:
-    """Return the option that takes back most loss for each unit of cost; None where none does."""
+    """Return the option that takes back most loss for each unit of cost; None if none does."""
     now = options[chosen]
     finer = [option for option, priced in options.items() if priced.loss < now.loss]
     return max(finer, key=lambda option: price(now, options[option]), default=None)

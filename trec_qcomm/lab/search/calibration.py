@@ -1,8 +1,8 @@
-"""Calibration: trainings in which all tables have one coarse codec, beside float32.
+"""Calibration: trainings in which all tables have one coarse codec, compared with float32.
 
-They show how noise, as the probes measure it, becomes loss: one table's codec is too small an
-effect for a few trainings, all tables' at once is not. One more a direction leaves the dearest
-tables out (losses.py).
+They show how noise, which the probes measure, becomes loss. A few trainings cannot show the effect
+of one table's codec, but they show the effect of all tables' codecs at once. One more training for
+each direction leaves out the dearest tables (losses.py).
 
 Knows: studies. Does not know: budgets.
 """
@@ -37,11 +37,11 @@ ChangesBySeed = Mapping[str, Mapping[str, Mapping[int, float]]]  # by configurat
 
 
 def to_calibrate(measured: Measured, candidates: Candidates, cost: Cost) -> list[Case]:
-    """Return the codecs to calibrate with: of each name the one with most noise.
+    """Return the codecs to calibrate with: for each name the codec with most noise.
 
-    Of gradients, and of rows where no model was scored, one more with about a third of the noise:
-    loss grows faster than noise. A name is left out if on each table another codec costs less and
-    has less noise, or if all its noise is negligible.
+    For gradients, and for rows if no model was scored, one more has about a third of the noise,
+    because loss grows faster than noise. A name is left out if on each table another codec costs
+    less and has less noise, or if all its noise is negligible.
     """
     chosen: list[Case] = []
     for direction in DIRECTIONS:
@@ -63,19 +63,19 @@ def to_calibrate(measured: Measured, candidates: Candidates, cost: Cost) -> list
 
 @dataclass
 class Calibration:
-    """Trainings with coarse codecs, and what they changed; `run` does what is missing.
+    """Trainings with coarse codecs, and the changes that they show. `run` trains what is missing.
 
     Args:
-        measured: what the probes showed.
-        metrics: metrics of which the one with least spread counts: all of them are taken to change
-            by as many percent.
+        measured: results of the probes.
+        metrics: metrics. The metric with least spread counts: all are taken to change by as many
+            percent.
         seeds: seeds of the trainings.
         path: file of the records.
         unique_bags: whether equal bags are sent once.
         options: arguments of quality.study.
     Derived:
-        spread: standard deviation of one seed's change by metric, as a plan has it that costs
-            little; from `run`.
+        spread: standard deviation of one seed's change by metric, for a plan that costs little;
+            from `run`.
     """
 
     measured: Measured
@@ -88,7 +88,7 @@ class Calibration:
     _configs: dict[str, Config] = field(default_factory=dict)  # of all trainings so far
 
     def run(self, cases: Mapping[Case, Sequence[str]]) -> dict[Case, Change]:
-        """Return what codecs change on some tables, while all else is exact.
+        """Return the changes by codecs on some tables, while all else is exact.
 
         Args: cases: names of the tables by direction and codec.
         """
@@ -107,10 +107,10 @@ class Calibration:
         return {case: Change(mean(seen[name]), errors[name]) for case, name in names.items()}
 
     def rests(self, changes: Mapping[Case, Change], shares: Shares) -> dict[Direction, Rest]:
-        """Return what the cheaper half of the tables costs, by direction.
+        """Return the cost of the cheaper half of the tables, by direction.
 
-        It is trained with the codec whose change is surest; not where that may be chance, or
-        where there is no such half.
+        It is trained with the codec whose change is surest, unless that change may be chance or
+        there is no such half.
         """
         surest: dict[Direction, Codec] = {}
         for direction, codec in sorted(changes, key=lambda case: _certainty(changes[case])):
@@ -140,8 +140,10 @@ class Calibration:
 def changes_of(
     result: StudyResult, metrics: Sequence[str]
 ) -> dict[str, dict[str, dict[int, float]]]:
-    """Return changes in percent against float32 by configuration, the null run among them, metric
-    and seed."""
+    """Return changes in percent against float32, by configuration, metric and seed.
+
+    The null run is among the configurations.
+    """
     values: dict[str, dict[int, Mapping[str, float]]] = {}
     for record in result.records:
         if record.training is not None:
@@ -156,10 +158,11 @@ def changes_of(
 
 
 def spread_of_fine(changes: ChangesBySeed, metrics: Sequence[str]) -> dict[str, float]:
-    """Return the standard deviation of one seed's change by metric: the larger one of the null run
-    and of the half of the configurations that change the metric least.
+    """Return the standard deviation of one seed's change, by metric.
 
-    Coarser ones scatter by more than any plan that is worth a verification.
+    It is the larger of two: that of the null run, and that of the half of the configurations that
+    change the metric least. Coarser configurations scatter more than any plan that is worth a
+    verification.
     """
     spread = {}
     for metric in metrics:

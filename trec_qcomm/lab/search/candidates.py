@@ -36,7 +36,7 @@ Given = Mapping[str, Iterable[Codec | Mapping[str, Any] | str]]
 
 
 def label(codec: Codec) -> str:
-    """Return the codec's name and the fields that are not its defaults: rowwise_4_stochastic."""
+    """Return the codec's name and the fields that differ from defaults: rowwise_4_stochastic."""
     defaults = {field.name: field.default for field in fields(codec)}  # type: ignore[arg-type]
     data = codec_to_dict(codec)
     values = [data[name] for name, default in defaults.items() if data[name] != default]
@@ -59,8 +59,8 @@ class Candidates:
 
         Args: given: codecs by direction, as objects, mappings as in YAML, or names. A direction
             that is not named has the default ones.
-        Raises: ValueError: another direction, no codec, one that is given twice, one that does
-            not code rows (forward), or codes the columns that another codec kept.
+        Raises: ValueError: another direction, no codec, a codec that is given twice, a codec that
+            does not code rows (forward), or a codec for columns that another codec kept.
         """
         given = {} if given is None else given
         if not isinstance(given, Mapping):
@@ -79,11 +79,11 @@ class Candidates:
 
     @property
     def all(self) -> tuple[Codec, ...]:
-        """The codecs of both directions, each once."""
+        """Codecs of both directions, each once."""
         return tuple(dict.fromkeys((*self.forward, *self.backward)))
 
     def check_dims(self, dims: Mapping[str, int]) -> None:
-        """Raise ValueError where a candidate does not take rows of a table. Args: dims: by table"""
+        """Raise ValueError if a candidate does not take a table's rows. Args: dims: by table"""
         for direction in DIRECTIONS:
             for number, codec in enumerate(self[direction]):
                 for table, dim in dims.items():

@@ -1,4 +1,4 @@
-"""Choices of codecs as a config: tables of equal codecs share a rule.
+"""Choices of codecs as a config, in which tables of equal codecs share a rule.
 
 Knows: configs. Does not know: what codecs cost.
 """
@@ -32,13 +32,13 @@ Choice = Mapping[str, Pair]  # by table
 
 @cache
 def best() -> Pair:
-    """Return what configs/best.yaml has for all tables."""
+    """Return the codecs that configs/best.yaml has for all tables."""
     rule = load_preset("best").embedding[0]
     return Pair(rule.forward, rule.backward)
 
 
 def groups_of(choice: Choice) -> list[tuple[Pair, list[str]]]:
-    """Return codecs with the tables that have them, those of most tables first."""
+    """Return codecs with the tables that have them, in order of the number of tables."""
     tables: dict[Pair, list[str]] = {}
     for table in sorted(choice):
         tables.setdefault(choice[table], []).append(table)
@@ -46,7 +46,7 @@ def groups_of(choice: Choice) -> list[tuple[Pair, list[str]]]:
 
 
 def config_of(choice: Choice, base: Config, unique_bags: UniqueBagsChoice) -> Config:
-    """Return a config with these codecs; all else is from the base."""
+    """Return a config with these codecs and all other settings of the base."""
     rules = [
         TableRule(
             tables=tuple(map(glob.escape, names)),
@@ -70,7 +70,7 @@ def config_of_all(pair: Pair, unique_bags: UniqueBagsChoice) -> Config:
 def config_of_some(
     pair: Pair, names: Iterable[str], tables: Iterable[str], unique_bags: UniqueBagsChoice
 ) -> Config:
-    """Return a config with the same codecs for some tables, and exact ones for the others.
+    """Return a config with the same codecs for some tables, and exact codecs for all others.
 
     Args: tables: all tables of the model.
     """

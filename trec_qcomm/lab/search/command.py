@@ -1,17 +1,17 @@
-"""A codec for every table and direction, within a budget of loss, from trainings of your model.
+"""Find a codec for every table and direction, within a budget of loss, by training your model.
 
 examples:
   python -m trec_qcomm search --train model.py:train --metrics loss --budget-ne 0.02 --out plan.yaml
   python -m trec_qcomm search --train model.py:make --link-gb-s 0.0125 --data rows.tsv
   python -m trec_qcomm search --train model.py:train --metrics loss --codecs candidates.yaml
 
-NAME in --train is a function train(config, seed, perturbation), as quality.study takes it, or one
-with a single argument, the list of the words that are no options of this program: it returns the
-training function, or a mapping of arguments of trec_qcomm.search with `train` among them.
+NAME in --train is a function train(config, seed, perturbation), as for quality.study. Or it is a
+function of one argument, the list of words that are no options of this program. It then returns the
+training function, or a mapping of arguments of trec_qcomm.search that has `train`.
 
 Records are in --path, and the same command goes on with them after Ctrl-C. --out is a config for
-QComm.from_yaml with the reasons in comments; beside it are plans of half and twice the budget.
---codecs is a YAML file with lists of codecs under forward and backward.
+QComm.from_yaml with the reasons in comments. Plans for half and twice the budget are written beside
+it. --codecs is a YAML file with lists of codecs under forward and backward.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def main(
     """Search, write the plans and print them; the exit status is 2 after a mistake.
 
     Args:
-        words: the command line; None for that of the process.
-        make: function that returns the model's arguments of `search`, over which those of the
-            command line go; None: --train names it.
+        words: the command line; None: that of this process.
+        make: function that returns the model's arguments of `search`; the command line overrides
+            them. None: --train names the function.
         description: text of --help.
     """
     parser = build_parser(description or __doc__, with_train=make is None)
@@ -78,7 +78,7 @@ def main(
 
 
 def build_parser(description: str | None, *, with_train: bool) -> argparse.ArgumentParser:
-    """Return the parser. Args: with_train: whether --train says what is trained."""
+    """Return the parser. Args: with_train: whether it has --train."""
     # `search` has the defaults.
     options = {"allow_abbrev": False, "argument_default": argparse.SUPPRESS}
     parser = parser_of("search", description, **options)

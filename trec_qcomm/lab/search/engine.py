@@ -34,7 +34,7 @@ FRONT = (0.03, 0.06, 0.12, 0.25, 4.0, 8.0)  # more shares of the budget, for the
 
 
 class NotDecidableError(ValueError):
-    """A budget that is below the noise of as many seeds."""
+    """Error: the budget is below the noise of so many seeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Seeds:
 
     @property
     def verification(self) -> Sequence[Sequence[int]]:
-        """Seeds of each verification, which no other stage has."""
+        """Seeds of each verification, which no other stage uses."""
         starts = (self.first + FAR * number for number in range(1, self.rounds + 1))
         return [range(start, start + self.num_verification) for start in starts]
 
@@ -83,7 +83,7 @@ class Search:
     study_options: Mapping[str, Any]  # arguments of quality.study
 
     def run(self, progress: Progress) -> tuple[LossModel, dict[str, Plan]]:
-        """Run what is missing of all stages; return the loss model, and the plans by name.
+        """Run missing parts of all stages; return the loss model, and the plans by name.
 
         Raises:
             ValueError: a candidate does not take a table's rows, or a file of another search.
@@ -100,11 +100,11 @@ class Search:
         return model, plans
 
     def planner(self, model: LossModel) -> Planner:
-        """Return what makes plans by expected losses."""
+        """Return the planner, which makes plans by expected losses."""
         return Planner(model, self.candidates, self.link_gb_s)
 
     def measure(self, progress: Progress) -> Measured:
-        """Return what the probes show; run what is missing of them."""
+        """Return the results of the probes; run missing probes."""
         options = {name: self.study_options[name] for name in ("train", "setup", "num_ranks")}
         return Probes(
             candidates=self.candidates, path=self.folder / "probes.jsonl", seeds=self.seeds.probes,
@@ -112,7 +112,7 @@ class Search:
         ).run(progress)  # fmt: skip
 
     def fit(self, measured: Measured) -> LossModel:
-        """Return the loss model; run what is missing of the calibration.
+        """Return the loss model; run missing trainings of the calibration.
 
         Raises: NotDecidableError: the budget is below the noise of a verification.
         """
@@ -140,10 +140,10 @@ class Search:
     def verify(
         self, planner: Planner, plans: Mapping[str, Plan], progress: Progress
     ) -> dict[str, Plan]:
-        """Return the plans with what a joint verification showed, `plan` perhaps stepped back.
+        """Return the plans with the results of a joint verification; `plan` may be stepped back.
 
-        Each round has seeds of its own and steps back from what failed before; what the last one
-        showed is returned in any case.
+        Each round has its own seeds, and steps back from a plan that failed before. The last
+        round's results are returned in any case.
         """
         plan = plans["plan"]
         for number, seeds in enumerate(self.seeds.verification, start=1):
@@ -160,7 +160,7 @@ class Search:
         return {**plans, "plan": plan}
 
     def write_plans(self, planner: Planner, plans: Iterable[Plan]) -> None:
-        """Write plans as records, with those of other budgets and that of configs/best.yaml."""
+        """Write plans as records, with plans for other budgets and that of configs/best.yaml."""
         front = [self._plan(planner, f"{share:g} of the budget", share) for share in FRONT]
         if planner.has(best()):
             front.append(planner.all_with("codecs of best", best()))
@@ -215,10 +215,10 @@ def _with_result(plan: Plan, result: StudyResult) -> Plan:
 
 
 def check_decidable(budget: float, spread: Mapping[str, float], num_seeds: int) -> None:
-    """Raise NotDecidableError where a harmless plan would be likely not to pass.
+    """Raise NotDecidableError if a harmless plan would probably not pass.
 
-    A plan that costs nothing passes four times out of five with (spread / budget)^2 seeds, as the
-    upper limit of a change is 2.5 times the budget (docs/QUALITY.md).
+    A plan that costs nothing passes four times out of five with (spread / budget)^2 seeds, because
+    the upper limit of a change is 2.5 times the budget (docs/QUALITY.md).
     Args: spread: standard deviation of one seed's change, by metric.
     """
     metric = max(spread, key=lambda name: spread[name])

@@ -1,23 +1,25 @@
-"""Losses: what a codec of one table is expected to cost the model, in percent.
+"""Losses: expected cost to the model of a codec on one table, in percent.
 
     loss = price of the codec x share of the table x relative noise of the codec on it
 
 - **Relative noise** is measured on the table's rows or gradients (noise.py, probes.py).
-- The **share** is what a table is worth to the model. Of rows: what COARSE on one table costs the
-  trained float32 model, for each unit of relative noise, drawn towards the mean of all tables as
-  far as seeds disagree. No effect is negative: of one with an error the expectation is taken. Of
-  gradients half of that, and half the same for all tables. These are guesses of what a training
-  feels, so a training tests them (`Rest`): a coarse codec on the tables that together should cost
-  less than half, and nothing on the dearest ones. What it costs, beside the training in which all
-  tables have this codec, says what the two parts are worth; within a part the guesses stay. So a
-  table that is spoilt by the coarse codec makes no other one dear.
-- The **price** is from trainings in which all tables have one coarse codec of a kind (direction and
-  name of the codec). A finer codec of the kind is not dearer: loss grows faster than noise. Of rows
-  it is as much cheaper as it is for the float32 model, on which each candidate was scored.
+- The **share** is the weight of a table in the model's loss. For rows it is the cost of COARSE on
+  one table to the trained float32 model, for each unit of relative noise. It is drawn towards the
+  mean of all tables as far as seeds disagree. No effect is negative: the expectation of an effect
+  with an error is taken. For gradients, half of the share is that of rows, and half is equal for
+  all tables. These are guesses of the effect in a training, so a training tests them (`Rest`). It
+  has a coarse codec on the tables that together should cost less than half, and none on the dearest
+  tables. It is compared with the training in which all tables have this codec. This tells the
+  weights of the two parts; within a part the guesses stay. So a table that the coarse codec spoils
+  makes no other table dear.
+- The **price** comes from trainings in which all tables have one coarse codec of a kind (direction
+  and name of the codec). A finer codec of the kind is not dearer, because loss grows faster than
+  noise. For rows it is as much cheaper as for the float32 model, on which each candidate was
+  scored.
 
-Where a float32 model is to be served with the codecs, too, the loss of rows is at least what the
-codec costs that model, with the shares that it shows. No price is negative: of a change with an
-error the expectation is taken, given that a codec improves nothing.
+If a float32 model will be served with the codecs, too, the loss of rows is at least the codec's
+cost to that model, with that model's shares. No price is negative: the expectation of a change with
+an error is taken, given that a codec improves nothing.
 
 Knows: measurements. Does not know: trainings, configs, budgets.
 """
@@ -59,12 +61,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Rest:
-    """What a codec costs where the dearest tables go without.
+    """Cost of a codec on all tables but the dearest.
 
     Args:
-        codec: a codec that was calibrated on all.
-        names: the tables that had it; the others were exact.
-        all, rest: changes with all of them, and with these.
+        codec: a codec that was calibrated on all tables.
+        names: the tables that had it; all others were exact.
+        all, rest: changes with the codec on all tables, and on these.
     """
 
     codec: Codec
@@ -74,7 +76,7 @@ class Rest:
 
     @property
     def part(self) -> Change:
-        """Part of the loss that these cause, and its standard error."""
+        """Part of the loss that these tables cause, and its standard error."""
         whole, some = (max(change.expected, 1e-9) for change in (self.all, self.rest))
         errors = ((self.all.error / whole) ** 2, (self.rest.error / some) ** 2)
         part = some / whole
@@ -82,7 +84,7 @@ class Rest:
 
 
 def guessed(measured: Measured, coarse: Codec) -> dict[Direction, dict[str, float]]:
-    """Return what tables are worth as the probes say. Each direction adds up to 1."""
+    """Return the tables' shares by the probes. The shares of a direction add up to 1."""
     rows = _of_rows(measured, coarse)
     equal = 1 / len(rows)
     return {
@@ -94,7 +96,7 @@ def guessed(measured: Measured, coarse: Codec) -> dict[Direction, dict[str, floa
 def losses_by_name(
     shares: Shares, measured: Measured, direction: Direction, codec: Codec
 ) -> dict[str, float]:
-    """Return what a codec costs on each table, in no unit: share x relative noise."""
+    """Return the cost of a codec on each table, without a unit: share x relative noise."""
     there = {name: measured.noise.get((name, direction, codec)) for name in shares[direction]}
     return {n: shares[direction][n] * noise.relative for n, noise in there.items() if noise}
 
@@ -102,8 +104,10 @@ def losses_by_name(
 def cheaper_half(
     shares: Shares, measured: Measured, direction: Direction, codec: Codec
 ) -> frozenset[str]:
-    """Return the tables that are left when the dearest ones, with half of the expected loss or
-    more, are taken away; it may be none."""
+    """Return the tables without the dearest ones, which have half of the expected loss or more.
+
+    The result may be empty.
+    """
     losses = losses_by_name(shares, measured, direction, codec)
     names, left = sorted(losses, key=lambda name: (losses[name], name)), sum(losses.values())
     rest: list[str] = []
@@ -119,7 +123,7 @@ def cheaper_half(
 def corrected(
     shares: Shares, measured: Measured, rests: Mapping[Direction, Rest]
 ) -> dict[Direction, dict[str, float]]:
-    """Return shares that agree with what trainings of a part showed, as far as they are sure."""
+    """Return shares that agree with the trainings of a part, as far as these are sure."""
     result = {direction: dict(by_name) for direction, by_name in shares.items()}
     for direction, rest in rests.items():
         losses = losses_by_name(shares, measured, direction, rest.codec)
@@ -174,12 +178,12 @@ class LossModel:
     """Expected losses of codecs.
 
     Args:
-        measured: what the probes showed.
-        shares: what tables are worth to a training, by direction.
-        changes: what trainings changed in which all tables have one codec in one direction, and
-            all else is exact.
-        served: what tables' rows are worth to the float32 model; None where nobody serves it with
-            codecs.
+        measured: results of the probes.
+        shares: shares of the tables in a training's loss, by direction.
+        changes: changes in trainings in which all tables have one codec in one direction, and all
+            else is exact.
+        served: shares of the tables' rows in the float32 model's loss; None if it is not served
+            with codecs.
     Derived:
         prices: expected losses of a training for a relative noise of 1 in all tables.
     """
@@ -197,7 +201,7 @@ class LossModel:
         object.__setattr__(self, "prices", {case: self._price(*case) for case in probed})
 
     def loss(self, table: str, direction: Direction, codec: Codec) -> float | None:
-        """Return the expected loss in percent; None where the codec refuses values of the table."""
+        """Return the expected loss in percent; None if the codec refuses values of the table."""
         noise = self.measured.noise.get((table, direction, codec))
         if noise is None:
             return None
@@ -227,7 +231,7 @@ class LossModel:
         return price
 
     def error(self, codecs: Mapping[Item, Codec]) -> float:
-        """Return the standard error of the expected loss of codecs, that of the prices alone."""
+        """Return the standard error of the expected loss of codecs, from the prices alone."""
         losses: dict[Kind, float] = {}
         for (table, direction), codec in codecs.items():
             kind = direction, codec.name

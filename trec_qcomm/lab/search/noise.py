@@ -24,13 +24,13 @@ Case = tuple[str, Direction, str]  # table, direction, codec
 
 @dataclass(frozen=True)
 class Noise:
-    """What a codec makes of the rows of a table, or of their gradients.
+    """Bytes and errors of a codec on the rows of a table, or on their gradients.
 
     Args:
         nbytes: bytes that a rank sends in a step, to itself included.
-        rows: rows that a rank sends in a step: distinct bags, where these are sent once.
+        rows: rows that a rank sends in a step; distinct bags, if these are sent once.
         dim: values of a row.
-        relative: sum of squares of the errors over that of the values; 0 where all arrive.
+        relative: sum of squares of the errors over that of the values; 0 if all arrive exactly.
     """
 
     nbytes: float
@@ -41,12 +41,12 @@ class Noise:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the probes of all seeds showed.
+    """Results of the probes of all seeds.
 
     Args:
         noise: bytes and noise by table, direction and codec, without codecs that refused values.
-        effects: changes of the float32 model's metric in percent, one a seed, by table (ALL for
-            all) and forward codec; empty where `train` returns metrics alone.
+        effects: changes of the float32 model's metric in percent, one a seed, by table (ALL for all
+            tables) and forward codec; empty if `train` returns only metrics.
     """
 
     noise: Mapping[tuple[str, Direction, Codec], Noise]
@@ -54,17 +54,17 @@ class Measured:
 
     @property
     def tables(self) -> list[str]:
-        """Names of the tables, those with most bytes in float32 first."""
+        """Names of the tables, in order of their float32 bytes, most first."""
         exact = {t: n.nbytes for (t, d, c), n in self.noise.items() if (d, c) == ("forward", EXACT)}
         return sorted(exact, key=lambda table: (-exact[table], table))
 
     @property
     def items(self) -> list[Item]:
-        """All that codecs are chosen for: tables in both directions."""
+        """Items for which codecs are chosen: tables in both directions."""
         return [(table, direction) for table in self.tables for direction in DIRECTIONS]
 
     def different(self, direction: Direction, codecs: Iterable[Codec]) -> list[Codec]:
-        """Return the codecs without EXACT, and of those that decode to equal values the first."""
+        """Return the codecs without EXACT; of codecs that decode to equal values, the first."""
         first: dict[tuple[float, ...], Codec] = {}
         for codec in codecs:
             there = (self.noise.get((table, direction, codec)) for table in self.tables)
@@ -77,8 +77,8 @@ class Measured:
 def figures_of(lines: Iterable[DebugRecord]) -> dict[Case, dict[str, float]]:
     """Return for each table, direction and codec the figures of a rank and step.
 
-    Step 0 shows rows as they were drawn, so it counts only where no other step was measured. A
-    codec that refused values in some step is left out.
+    Step 0 shows rows as they were drawn, so it counts only if no other step was measured. A codec
+    that refused values in a step is left out.
     """
     kept = [line for line in lines if line.direction in DIRECTIONS]
     steps, ranks = {line.step for line in kept}, {line.rank for line in kept}
@@ -111,12 +111,12 @@ def _sums(lines: Sequence[DebugRecord]) -> dict[str, float]:
 def measured(
     lines: Iterable[SearchRecord], codecs: Iterable[Codec], metrics: Sequence[str]
 ) -> Measured:
-    """Return what probes showed, the mean over seeds.
+    """Return the results of probes, the mean over seeds.
 
     Args:
-        lines: records of probes; of two of one case and seed the later one counts.
-        codecs: codecs that records may be of; others are left out.
-        metrics: metrics by their rank; the first that evaluations have gives the effects.
+        lines: records of probes; if two have one case and seed, the later one counts.
+        codecs: codecs whose records count.
+        metrics: metrics by priority; the first one that evaluations have gives the effects.
     """
     by_repr = {repr(codec): codec for codec in codecs}
     probes: dict[tuple[str, Direction, Codec], dict[int, Mapping[str, float]]] = defaultdict(dict)
@@ -159,6 +159,6 @@ def _mean_noise(figures: Sequence[Mapping[str, float]]) -> Noise:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and its standard error, which of one value is as large as the value."""
+    """Return the mean and its standard error; for one value the error is the value itself."""
     center = mean(values)
     return center, stdev(values) / sqrt(len(values)) if len(values) > 1 else abs(center)

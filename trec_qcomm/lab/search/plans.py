@@ -1,4 +1,4 @@
-"""Plans: the codecs of least cost within a budget of loss, and a step back where one failed.
+"""Plans: codecs of least cost within a budget of loss, and steps back from failed plans.
 
 Knows: loss models, the allocation. Does not know: trainings, files.
 """
@@ -27,13 +27,13 @@ class Plan:
 
     Args:
         name: name of the configuration.
-        budget: limit in percent that its verified mean is to keep.
-        codecs: what each item has.
+        budget: limit in percent for its verified mean.
+        codecs: codec of each item.
         nbytes: bytes of all items that a rank sends in a step.
         expected: expected loss in percent.
-        error: standard error of the expected loss, that of the model's prices alone.
-        verified: measured change by metric; empty where it was not verified.
-        verdict: what the verification says.
+        error: standard error of the expected loss, from the model's prices alone.
+        verified: measured change by metric; empty if it was not verified.
+        verdict: verdict of the verification.
         blames: steps back that led to it from the first plan of its budget.
     """
 
@@ -56,12 +56,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Planner:
-    """Codecs of every item, and what is chosen of them.
+    """Planner, which chooses a codec for every item.
 
     Args:
         model: expected losses.
         candidates: codecs to choose from.
-        link_gb_s: GB/s that a rank sends, if seconds are to be few; None: bytes.
+        link_gb_s: GB/s that a rank sends, to save seconds; None: to save bytes.
     """
 
     model: LossModel
@@ -71,7 +71,7 @@ class Planner:
     def plan(self, name: str, budget: float, *, most: float) -> Plan:
         """Return the plan of least cost whose expected losses add up to `most` percent or less.
 
-        Args: budget: limit that it is to keep when it is verified.
+        Args: budget: limit for its verification.
         """
         return self._make(name, budget, allocate(self._priced(), most))
 
@@ -92,9 +92,10 @@ class Planner:
     def step_back(self, plan: Plan, *, only_forward: bool = False) -> Plan | None:
         """Return the plan with the dearest codec replaced by finer ones; None if all are exact.
 
-        The dearest codec is that of one direction, over all tables that have it, whose expected
-        loss is largest for each byte (or second) that it saves against the next finer codecs.
-        Args: only_forward: whether rows alone are to blame.
+        The dearest codec has the largest expected loss for each byte (or second) that it saves
+        against the next finer codecs, in one direction, over all tables that have it.
+
+        Args: only_forward: whether only rows are to blame.
         """
         priced = self._priced()
         finer: dict[tuple[Direction, Codec], dict[Item, Codec]] = {}

@@ -1,9 +1,10 @@
-"""Probes: what every candidate does to every table, from float32 trainings that are run anyway.
+"""Probes: measure every candidate on every table, in float32 trainings that are run anyway.
 
-One float32 training for each seed, whose config asks the numeric debugger to try all candidates on
-the rows and gradients of some steps (bytes and noise). Where `train` returns a `quality.Trained`,
-the trained model is scored with forward codecs switched on, too: with each candidate on all tables,
-and with one coarse codec on one table at a time, which shows what each table is worth.
+There is one float32 training for each seed. Its config asks the numeric debugger to try all
+candidates on the rows and gradients of some steps (bytes and noise). If `train` returns a
+`quality.Trained`, the trained model is also scored with forward codecs switched on. It is scored
+with each candidate on all tables. It is also scored with one coarse codec on one table at a time,
+which shows each table's share.
 
 Knows: debug records, `train`. Does not know: what is chosen.
 """
@@ -36,17 +37,18 @@ COARSE = ErrorBounded(0.2)  # a finer codec's effect on one table would drown in
 
 @dataclass(frozen=True, kw_only=True)
 class Probes:
-    """Probes of a search in a file of records; `run` does what is missing.
+    """Probes of a search in a file of records. `run` runs missing ones.
 
     Args:
         train: callback of quality.study.
         candidates: codecs to try.
         path: file of the records.
         seeds: seeds of the float32 trainings.
-        metrics: metrics of the trainings; the first that an evaluation has, too, gives the effects.
+        metrics: metrics of the trainings; the first one that an evaluation also has gives the
+            effects.
         unique_bags: whether equal bags are sent once.
         every: steps from one measured step to the next.
-        setup: all that must be equal for two runs to be compared.
+        setup: all settings that must be equal for two runs to be compared.
         num_ranks: number of ranks that `train` uses or emulates.
     """
 
@@ -61,7 +63,7 @@ class Probes:
     num_ranks: int
 
     def run(self, progress: Progress) -> Measured:
-        """Run what is missing, and return what all probes showed.
+        """Run missing probes, and return the results of all probes.
 
         Raises: ValueError: a file of another search, or a training that left no debug records.
         """

@@ -1,4 +1,4 @@
-"""What a search says: a config in YAML with the reasons beside each rule, and a table.
+"""Texts of a search: a config in YAML with the reasons for each rule, and a table.
 
 Knows: plans. Does not know: how they were made.
 """
@@ -22,7 +22,7 @@ from trec_qcomm.lab.search.plans import Plan, Planner
 
 
 def config_text(plan: Plan, model: LossModel, config: Config) -> str:
-    """Return a plan's config with comments: why each rule, and what the plan was shown to do."""
+    """Return a plan's config with comments: reasons for each rule, results of verification."""
     data = config_to_dict(config)
     lines = [*_head(plan, model), "embedding:"]
     for rule, (pair, tables) in zip(data.pop("embedding"), groups_of(plan.choice), strict=True):
@@ -57,7 +57,7 @@ def _head(plan: Plan, model: LossModel) -> list[str]:
 
 
 def exact_nbytes(model: LossModel) -> float:
-    """Return the bytes of a step where every item is exact."""
+    """Return the bytes of a step in which every item is exact."""
     measured = model.measured
     return sum(measured.noise[*item, EXACT].nbytes for item in measured.items)
 
@@ -75,7 +75,7 @@ def _note(codec: Codec, tables: Sequence[str], direction: Direction, model: Loss
 
 
 def table_text(plans: Mapping[str, Plan], planner: Planner) -> str:
-    """Return a line a plan: budget, bytes, expected and measured change, verdict."""
+    """Return one line for each plan: budget, bytes, expected and measured change, verdict."""
     exact = exact_nbytes(planner.model)
     of_best = planner.all_with("best", best()).nbytes if planner.has(best()) else 0.0
     metrics = list(dict.fromkeys(m for plan in plans.values() for m in plan.verified))
@@ -92,7 +92,7 @@ def table_text(plans: Mapping[str, Plan], planner: Planner) -> str:
 
 
 def codecs_text(plan: Plan, model: LossModel) -> str:
-    """Return a line a table: codecs, bytes, losses."""
+    """Return one line for each table: codecs, bytes, losses."""
     columns = ("bytes", "expected %")
     lines: list[Sequence[str]] = [("table", "rows", "forward", *columns, "backward", *columns)]
     for table in model.measured.tables:

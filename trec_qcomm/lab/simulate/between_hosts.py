@@ -1,11 +1,12 @@
-"""Counted bytes that leave a host, where several ranks share one.
+"""Compute the counted bytes that leave a host, if several ranks share a host.
 
-What ranks hand to collectives is counted by kind of traffic, and so is the hop inside a node of
-two-level plans and of a hierarchical all-reduce. The kernel counts what leaves by the host's link.
-Of an exchange of each rank with every other one that is the share of peers on other hosts; of a
-ring one rank in L has its next one there; of the hops of nodes all or nothing. Gradients of
-DATA_PARALLEL tables are counted together with the bits of touched rows, which each rank sends to
-every other one; so their share is known of a two-shot all-reduce alone.
+The bytes that ranks hand to collectives are counted by kind of traffic. The hop inside a node, of
+two-level plans and of a hierarchical all-reduce, is counted separately. The kernel counts the bytes
+that leave by the host's link. In an exchange of each rank with every other rank, these are the
+share of peers on other hosts. In a ring, one rank in L has its next rank on another host. Of the
+hops of nodes, all bytes leave or none. Gradients of DATA_PARALLEL tables are counted together with
+the bits of touched rows, which each rank sends to every other rank. So their share is known only
+for a two-shot all-reduce.
 
 Knows: network records, configs, plans by name. Does not know: seconds.
 Shapes: H hosts of L ranks, N = H L.
@@ -26,8 +27,8 @@ _ROWS_IN_NODES = ("intra_embedding_forward", "intra_embedding_backward")
 def sent_between_hosts(record: NetworkRecord) -> list[dict[str, float]]:
     """Return the bytes of each group that a host sends to others in a step, one dict a host.
 
-    Raises: ValueError: a record of plain TorchRec, of which no traffic was counted; a planned one
-        with tables by node, whose share is not recorded; and what host_shares raises.
+    Raises: ValueError: a record of plain TorchRec, without counted traffic; a plan with tables by
+        node, whose share is not recorded; or the errors of host_shares.
     """
     if record.traffic is None:
         raise ValueError(f"{where(record)}: no traffic was counted")
@@ -47,7 +48,7 @@ def sent_between_hosts(record: NetworkRecord) -> list[dict[str, float]]:
 def by_group(
     rank: TrafficByKind, field: str, shares: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """Return the bytes of a rank by group; what was not counted is 0. Args: shares: that count."""
+    """Return the bytes of a rank by group, 0 if not counted. Args: shares: shares that count."""
     nbytes = {kind: getattr(counted, field) or 0.0 for kind, counted in rank.items()}
     nbytes = {kind: n * (shares or {}).get(kind, 1.0) for kind, n in nbytes.items()}
     return {g: sum(nbytes.get(kind, 0.0) for kind in kinds) for g, kinds in TRAFFIC_GROUPS.items()}
@@ -67,10 +68,10 @@ def _shares(record: NetworkRecord) -> dict[str, float]:
 def host_shares(
     config: Config, setup: Mapping[str, Scalar], *, num_hosts: int, ranks_per_host: int
 ) -> dict[str, float]:
-    """Return the share of each kind's bytes that goes to other hosts in a training to be.
+    """Return the share of each kind's bytes that goes to other hosts in a planned training.
 
-    Args: setup: a record's; of it count `plan` and `ranks_per_node`.
-    Raises: ValueError: a plan or an algorithm whose share is not known on hosts of several ranks.
+    Args: setup: setup of a record; only `plan` and `ranks_per_node` count.
+    Raises: ValueError: a plan or an algorithm whose share is unknown on hosts of several ranks.
     """
     if ranks_per_host == 1:
         return dict.fromkeys(_KINDS, 1.0)
@@ -125,7 +126,7 @@ def _dense_share(config: Config, ranks_per_host: int, to_all: float) -> float:
 
 
 def config_of(record: Record) -> Config:
-    """Return the config of a record; the empty one of plain TorchRec."""
+    """Return the config of a record; an empty config for plain TorchRec."""
     return config_from_dict(
         parse_yaml(record.config or "", name=where(record)), source=where(record)
     )
@@ -137,6 +138,6 @@ def where(record: Record) -> str:
 
 
 def dense_algorithm(config: Config) -> str | None:
-    """Return the algorithm of our all-reduce; None where DDP's own is used."""
+    """Return the algorithm of our all-reduce; None if DDP's own is used."""
     rules = config.dense_rules
     return rules[0].algorithm if rules else None

@@ -6,25 +6,26 @@ examples:
   python -m trec_qcomm simulate --records net.jsonl --encode-gb-s 150 --out s.jsonl
   python -m trec_qcomm simulate --records net.jsonl --sizes sizes.jsonl --gpus 64   your own tables
 
-Three parts, in this order. First a step between emulated hosts on a slow link is predicted from one
-without a limit, and set against what was measured (validation.py says how, and what is fitted on
-which runs). Then another model, an alpha-beta one of clusters of two link levels that nobody here
-has, with the ratios of the records (step.py and plans.py hold the formulas). Last, for every
-configuration the speed of the links between nodes above which it is no faster than the first of
---configs.
+The output has three parts.
+1. A step between emulated hosts on a slow link, predicted from a step without a limit, beside the
+   measured step. validation.py says how, and what is fitted on which runs.
+2. An alpha-beta model of clusters with two link levels, with the ratios of the records. step.py and
+   plans.py have the formulas. We have no such cluster.
+3. For every configuration, the speed of the links between nodes above which it is no faster than
+   the first of --configs.
 
-The first part tests of the second one the bytes that are sent, and the share of compute beside
+Part 1 tests only two numbers of part 2: the bytes that are sent, and the share of compute beside
 which dense gradients travel (overlap: fitted there, with gloo on a few CPU cores). It does not test
-plans, two link levels, latencies, or times of codecs, lookups and dense layers. What no GPU has
-told us is called assumed in all output, and most of it is an option; examples/bench/gpu.py measures
-a GPU's codecs.
+plans, two link levels, latencies, or times of codecs, lookups and dense layers. Numbers that no GPU
+has told us are called assumed in all output. Most of them are options; examples/bench/gpu.py
+measures a GPU's codecs.
 
-The ratios are those of the records' model and of its dim and batch, the share of distinct bags that
-of its features of one id each; where bags repeat less --distinct-share says so, and with 1 what
-remains is the codecs' own part. With --sizes the tables are those of your training, and ratios
+The ratios are those of the records' model, with its dim and batch. The share of distinct bags is
+that of its features, which have one id each. If your bags repeat less, use --distinct-share; with 1
+only the codecs' own part remains. With --sizes the tables are those of your training, and ratios
 follow plan and number of GPUs.
 
---out gets records of trec_qcomm.lab.records: of kind validation, scale and break_even.
+--out gets records of trec_qcomm.lab.records, of kind validation, scale and break_even.
 """
 
 import argparse
@@ -147,7 +148,7 @@ def cluster_of(arguments: argparse.Namespace, num_gpus: int, gb_s: float) -> Clu
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """All of a case but configuration, plan, number of GPUs and speed of the network, checked.
+    """Checked options of a case, without configuration, plan, number of GPUs and network speed.
 
     Args: arguments: the options, each with a value.
     """
@@ -159,7 +160,7 @@ class Setting:
 
     @property
     def assumed(self) -> dict[str, Any]:
-        """What was not measured, by option."""
+        """Numbers that were not measured, by option."""
         return {name: getattr(self.arguments, name) for name in _ASSUMED} | FIXED
 
     def step(self, configuration: Configuration, plan: str, num_gpus: int, gb_s: float) -> Step:
@@ -205,7 +206,7 @@ class Setting:
 def run(arguments: argparse.Namespace) -> str:
     """Validate, extrapolate, print and write; return the last line.
 
-    Raises: ValueError naming the option, or the file and its field.
+    Raises: ValueError: a mistake; the error names the option, or the file and its field.
     """
     check(arguments)
     steps, left_out = load_steps(*arguments.records)
@@ -250,7 +251,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def read_sizes(path: Path | None) -> list[TableSizesRecord]:
-    """Return the records of sizes in a file. Raises ValueError: there are none."""
+    """Return the records of sizes in a file. Raises ValueError if there are none."""
     if path is None:
         return []
     records = [record for record in read(path) if isinstance(record, TableSizesRecord)]
@@ -262,7 +263,7 @@ def read_sizes(path: Path | None) -> list[TableSizesRecord]:
 def model_of(
     arguments: argparse.Namespace, sizes: Sequence[TableSizesRecord], steps: Sequence[MeasuredStep]
 ) -> Model:
-    """Return MLPerf's model, or with sizes that of the sizes and of the measured dense layers."""
+    """Return MLPerf's model, or a model of the given sizes and the measured dense layers."""
     num_values = arguments.dense_values
     if not sizes:
         return MLPERF if num_values is None else replace(MLPERF, dense_values=num_values)
@@ -276,7 +277,7 @@ def model_of(
 
 
 def device_of(arguments: argparse.Namespace, model: Model) -> Device:
-    """Return the GPU of the options; its compute is by default that of the model's dense values."""
+    """Return the GPU of the options. Its default compute follows the model's dense values."""
     flops = FLOP_A_VALUE * model.dense_values * model.batch_size
     speeds = {name: getattr(arguments, name) for name in ("encode_gb_s", "decode_gb_s")}
     return Device(

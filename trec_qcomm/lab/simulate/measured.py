@@ -1,8 +1,8 @@
-"""Measured steps: trainings between emulated hosts, and what they sent.
+"""Measured steps: trainings between emulated hosts, and the bytes that they sent.
 
-Reads the network records of make bench-net. Of plain TorchRec (`stock*`) only the kernel's count of
-all bytes is known: its ids and dense gradients are the float32 ones that a config counted on as
-many hosts, and the rest is rows and their gradients, half each.
+This reads the network records of make bench-net. For plain TorchRec (`stock*`) only the kernel's
+count of all bytes is known. Its ids and dense gradients are taken from a config's float32 counts on
+as many hosts. The rest is rows and their gradients, half each.
 
 Knows: network records, configs. Does not know: models of time.
 """
@@ -33,13 +33,13 @@ class MeasuredStep:
     Args:
         configuration: name of the configuration.
         num_hosts: number of hosts.
-        ranks_per_host: number of ranks of each.
+        ranks_per_host: number of ranks of each host.
         rate: rate of each host's link, as tc writes it.
         gb_s: GB/s of that rate; None without a limit.
         step_s: median seconds of the slowest host.
-        config: what its YAML text says, as JSON of sorted keys; None of plain TorchRec.
+        config: content of its YAML text, as JSON of sorted keys; None for plain TorchRec.
         plan: name of the sharding plan.
-        setup: what else a step depends on, sorted by name.
+        setup: other facts on which a step depends, sorted by name.
         sent: bytes that leave the host that sends most, by group.
         distinct: float32 bytes of what a rank sends, by group.
         raw: float32 bytes of all bags of a rank, by group.
@@ -60,32 +60,32 @@ class MeasuredStep:
 
     @property
     def where(self) -> tuple[object, ...]:
-        """What is the same of all configurations that were measured beside one another."""
+        """Facts that all configurations of one comparison share."""
         return self.plan, self.num_hosts, self.ranks_per_host, self.setup
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What is the same on any link."""
+        """Facts that do not depend on the link."""
         return self.configuration, *self.where, self.config
 
     @property
     def place(self) -> str:
-        """Words for where it was measured."""
+        """Place of the measurement, in words."""
         return f"{self.configuration}, {self.plan}, {hosts_text(self)} hosts, {self.rate}"
 
 
 def hosts_text(measured: MeasuredStep | ValidationRecord) -> str:
-    """Return the number of hosts, and times that of the ranks of each where there are several."""
+    """Return the number of hosts, times the ranks of each if there are several."""
     several = measured.ranks_per_host > 1
     return f"{measured.num_hosts}{f' x {measured.ranks_per_host}' * several}"
 
 
 def load_steps(*paths: Path) -> tuple[list[MeasuredStep], list[str]]:
-    """Return the steps of the files' main setup, of equal ones the last; and what is left out, why.
+    """Return the steps of the files' main setup, and what is left out, with the reason.
 
-    The main setup is that of most steps. Plans may differ.
+    The main setup is that of most steps. Plans may differ. If steps are equal, the last one counts.
 
-    Raises: ValueError naming file, line and field.
+    Raises: ValueError: a wrong line; the error names file, line and field.
     """
     steps: dict[tuple[object, ...], MeasuredStep] = {}
     left_out: list[str] = []

@@ -1,22 +1,23 @@
-"""What sharding plans make one GPU do in a step, and collectives on two link levels.
+"""Work of one GPU in a step under sharding plans, and times of collectives on two link levels.
 
-A message of n bytes takes alpha + n / beta seconds; a GPU sends its messages one after the other on
-each level, and both levels at the same time unless an algorithm says otherwise. A link is as fast
-in both directions at once. The two levels of a hierarchical reduction follow one another; where a
-library sends it in pieces they overlap, and it takes as little as half. All GPUs are alike, so one
-of them, the busiest, is looked at.
+A message of n bytes takes alpha + n / beta seconds. A GPU sends its messages one after the other on
+each level, and on both levels at the same time unless an algorithm says otherwise. A link has the
+same speed in both directions at once. The two levels of a hierarchical reduction follow one
+another. If a library sends in pieces, the levels overlap, and the reduction takes as little as
+half. All GPUs are alike, so only the busiest one is modelled.
 
-Three plans, as TorchRec has them: each table whole on one GPU (tw), the rows of each over all GPUs
-(rw), each table on one node and its rows over the GPUs there (twrw). All tables have the same plan.
+There are three plans, as in TorchRec. In tw each table is whole on one GPU. In rw the rows of each
+table are split over all GPUs. In twrw each table is on one node, its rows split over the node's
+GPUs. All tables have the same plan.
 
-A GPU is the busiest one: with T tables on U places (GPUs or nodes) it holds ceil(T/U) of them, and
-of lookups what the placement that balances them best must leave to somebody: the mean, or the
-largest table. So with more places than tables most of them have nothing to do.
+With T tables on U places (GPUs or nodes) the busiest GPU holds ceil(T/U) tables. Its lookups are
+what the best balanced placement must leave to one place: the mean, or the largest table. So with
+more places than tables most places have nothing to do.
 
-Partial sums of rows are added up by one of two methods. TorchRec's own: a reduce-scatter, backward
-an all-gather, of all sums, coded if at all before it and after it; in a node, too. Ours: an
-all-to-all of coded sums without those of no id, which are added after decoding; in a node they are
-not coded.
+Partial sums of rows are added up by one of two methods. TorchRec's method is a reduce-scatter of
+all sums, and in backward an all-gather. If coded, it is coded before and after, also inside a node.
+Our method is an all-to-all of coded sums, without sums of no id, which are added after decoding.
+Inside a node they are not coded.
 
 Knows: shapes, links. Does not know: codecs, what else a step does.
 Shapes: N GPUs, G a node, M = N / G nodes; T tables, D columns, L_t ids a bag; B samples a GPU.
@@ -39,7 +40,7 @@ ID_NBYTES, LENGTH_NBYTES = 8, 4  # an id; the number of ids of a bag
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A rank's network in the alpha-beta model: n bytes take latency_s + n / (1e9 gb_s) seconds.
+    """Network of a rank in the alpha-beta model: n bytes take latency_s + n / (1e9 gb_s) seconds.
 
     Args: latency_s: seconds a message, >= 0.  gb_s: GB/s, > 0.
     """
@@ -70,11 +71,11 @@ class Hops:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A cluster of N GPUs in nodes of G.
+    """Cluster of N GPUs in nodes of G.
 
     Args:
         num_gpus, gpus_per_node: N and G.
-        intra: link of a GPU to the others of its node.
+        intra: link of a GPU to the other GPUs of its node.
         inter: link of a GPU to other nodes.
     Raises: ValueError: num_gpus that do not fill their nodes; one node may be smaller.
     """
@@ -94,21 +95,21 @@ class Cluster:
 
     @property
     def node_size(self) -> int:
-        """Number of GPUs in a node; fewer than G where there are not as many."""
+        """Number of GPUs in a node: G, or fewer if the cluster is smaller."""
         return min(self.num_gpus, self.gpus_per_node)
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes, M."""
+        """Number M of nodes."""
         return self.num_gpus // self.node_size
 
     def to_others(self, nbytes: float) -> Hops:
-        """Return what a GPU sends that has so many bytes for each other one."""
+        """Return the bytes that a GPU sends if it has so many for each other GPU."""
         inside, across = self.node_size - 1, self.num_gpus - self.node_size
         return Hops(intra=inside * nbytes, inter=across * nbytes)
 
     def all_to_all_s(self, sent: Hops, *, rounds: int = 1) -> float:
-        """Return the seconds in which each GPU sends every other one a message.
+        """Return the seconds in which each GPU sends every other GPU a message.
 
         The faster of two algorithms counts:
 
@@ -194,7 +195,7 @@ def _ring_s(link: Link, num: int, nbytes: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A recommendation model.
+    """Recommendation model.
 
     Args:
         num_ids: L_t, ids of a bag, by table.
@@ -217,12 +218,12 @@ class Load:
         lookups: rows that it reads.
         ids: bytes of ids and lengths, sent to the GPU that gets most.
         reduced_nbytes: float32 bytes that it sends in its node before the exchange.
-        reduced_coded: whether those are coded by the codec of the rows.
+        reduced_coded: whether these bytes are coded by the codec of the rows.
         summed_nbytes: float32 bytes for each GPU in a reduce-scatter among all of them.
         rows: float32 bytes of the exchange.
         across: whether the exchange is among GPUs of equal place in their nodes.
-        encoded_nbytes, decoded_nbytes: float32 bytes that pass the codec, with what it sends
-            itself.
+        encoded_nbytes, decoded_nbytes: float32 bytes that pass the codec, including those that the
+            GPU sends itself.
     """
 
     lookups: float
@@ -239,7 +240,7 @@ class Load:
 def table_wise(model: Model, cluster: Cluster, *, distinct: float, is_ours: bool) -> Load:
     """Return the load where a table's GPU sends each GPU the rows of its B samples.
 
-    That is ceil(T/N) B D 4 u bytes for each GPU, of which u is the distinct share.
+    That is ceil(T/N) B D 4 u bytes for each GPU; u is the distinct share.
     """
     num = cluster.num_gpus
     tables, ids = _busiest(model, num)
@@ -259,8 +260,9 @@ def row_wise(model: Model, cluster: Cluster, *, distinct: float, is_ours: bool) 
 
     That is u B D 4 sum_t e_t bytes for each GPU.
 
-    TorchRec's own reduce-scatters them, e_t = 1: N of them are encoded, one sum is decoded. Ours
-    sends them all-to-all: e_t = 1 - (1 - 1/N)^L_t are of some id, ids falling anywhere.
+    TorchRec reduce-scatters them, with e_t = 1: N of them are encoded, and one sum is decoded. We
+    send them all-to-all, with e_t = 1 - (1 - 1/N)^L_t, the share that has an id, if ids fall
+    anywhere.
     """
     num = cluster.num_gpus
     filled = sum(1 - (1 - 1 / num) ** ids if is_ours and num > 1 else 1.0 for ids in model.num_ids)
@@ -280,9 +282,9 @@ def row_wise(model: Model, cluster: Cluster, *, distinct: float, is_ours: bool) 
 def table_row_wise(model: Model, cluster: Cluster, *, distinct: float, is_ours: bool) -> Load:
     """Return the load where partial sums are reduced inside a node first.
 
-    These are of the whole batch and of ceil(T/M) tables, with empty ones: N ceil(T/M) B D 4 u
-    (G-1)/G bytes, coded in TorchRec's own reduction. Then each GPU has the sums of M batches and
-    sends each GPU of its place the sums of that GPU's batch: ceil(T/M) B D 4 u bytes.
+    They belong to the whole batch and to ceil(T/M) tables, empty ones included. That is N ceil(T/M)
+    B D 4 u (G-1)/G bytes, coded in TorchRec's own reduction. Then each GPU has the sums of M
+    batches. It sends each GPU of its place the sums of that GPU's batch, ceil(T/M) B D 4 u bytes.
     """
     tables, ids = _busiest(model, cluster.num_nodes)
     to_each = distinct * model.batch_size * tables * model.dim * FLOAT32_NBYTES

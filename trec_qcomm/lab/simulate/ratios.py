@@ -1,8 +1,8 @@
-"""Compression ratios of a configuration: as its steps were measured, or by its tables' sizes.
+"""Compression ratios of a configuration: from measured steps, or from its tables' sizes.
 
-The ratio of a record is that of its plan and number of hosts. With measured sizes of segments
-(ext.planner.traffic) it follows the plan: row-wise, more GPUs share a table's rows, so that
-segments have fewer of them, and a bound is shared by more summands.
+The ratio of a record belongs to its plan and number of hosts. With measured sizes of segments
+(ext.planner.traffic) the ratio follows the plan. In row-wise plans more GPUs share a table's rows,
+so segments have fewer rows, and more summands share a bound.
 
 Knows: measured steps, records of sizes, plans by name. Does not know: seconds.
 """
@@ -33,7 +33,8 @@ def find_configuration(name: str, steps: Sequence[MeasuredStep]) -> Configuratio
     """Return the ratios of a configuration, table-wise if it was measured so, at the fewest hosts.
 
     The last of these steps counts.
-    Raises: ValueError naming the configuration and what there is.
+
+    Raises: ValueError: an unknown configuration; the error names the known ones.
     """
     named = [step for step in steps if step.configuration == name and step.ranks_per_host == 1]
     if not named:
@@ -74,7 +75,7 @@ def _dense_intra_ratio(config: Config) -> float:
 
 
 def dense_values(steps: Sequence[MeasuredStep]) -> int:
-    """Return the number of dense values, of which a ring sends 2 (N-1)/N in float32."""
+    """Return the number of dense values; a ring sends 2 (N-1)/N of them in float32."""
     ours = [step for step in steps if step.config is not None and step.ranks_per_host == 1]
     step = next(step for step in ours if step.num_hosts > 1)
     share = 2 * (step.num_hosts - 1) / step.num_hosts
@@ -84,9 +85,9 @@ def dense_values(steps: Sequence[MeasuredStep]) -> int:
 def ratios_at(
     configuration: Configuration, sizes: Sequence[TableSizesRecord], plan: str, cluster: Cluster
 ) -> Configuration:
-    """Return the configuration with the ratios that its tables have there, one id a bag.
+    """Return the configuration with its tables' ratios under a plan, with one id a bag.
 
-    The last of the sizes of its name counts; without any, as of plain TorchRec, nothing changes.
+    The last sizes under its name count. Without sizes, as for plain TorchRec, nothing changes.
     Args: plan: a key of PLANS.
     """
     named = [record for record in sizes if record.configuration == configuration.name]

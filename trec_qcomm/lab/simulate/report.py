@@ -20,12 +20,12 @@ UNTESTED = ("seconds", "hop inside a node", "more ranks than 8")
 
 
 def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return lines with columns of equal width, below a title."""
+    """Return lines in columns of equal width, below a title."""
     return f"{title}\n{aligned([head, *rows])}"
 
 
 def validation_text(predictions: Sequence[ValidationRecord]) -> str:
-    """Return a line for each measured step, and what they come to."""
+    """Return a line for each measured step, and a summary."""
     rows = []
     for p in predictions:
         notes = ["fitted on"] * p.is_fitted + ["NOT WITHIN 20 %"] * (not holds(p))
@@ -53,7 +53,7 @@ def validation_line(predictions: Sequence[ValidationRecord]) -> str:
 
 
 def configurations_text(configurations: Sequence[Configuration]) -> str:
-    """Return what was measured of each configuration."""
+    """Return the measurements of each configuration."""
     rows = []
     for c in configurations:
         ratios = (f"{ratio:.2f}x" for ratio in (c.forward, c.backward, c.dense))

@@ -1,16 +1,16 @@
-"""One training step on a cluster: its parts, and the link speed from which coding does not pay.
+"""Model of one training step on a cluster, and the link speed from which coding does not pay.
 
     step = compute + lookup + encode + decode + ids + forward + backward + dense
 
-One part comes after the other, as in a plain training loop, but for
-- dense: its all-reduce runs beside a share `overlap` of compute and lookup (DDP starts it bucket by
-  bucket in backward); what is longer than that counts;
-- ids, with `pipeline`: those of the next batch travel beside the rest of compute and lookup
+One part comes after the other, as in a plain training loop, with two exceptions:
+- dense: its all-reduce runs beside a share `overlap` of compute and lookup, because DDP starts it
+  bucket by bucket in backward. Only longer time counts.
+- ids, with `pipeline`: ids of the next batch travel beside the rest of compute and lookup
   (TrainPipelineSparseDist).
 
 Finding distinct bags, host code and kernel launches take no time here. The codec of our reduction
-inside a node is the identity (no `intra:`), that of TorchRec's is the one of the rows. TorchRec's
-INT8 counts as if a reduce-scatter could add it.
+inside a node is the identity (no `intra:`). TorchRec's reduction there has the codec of the rows.
+TorchRec's INT8 counts as if a reduce-scatter could add it.
 
 Knows: plans, links, ratios, speeds. Does not know: where these numbers are from.
 """
@@ -34,7 +34,7 @@ LOWEST_GB_S, HIGHEST_GB_S = 1e-4, 1e6  # where a break-even is looked for
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """A config by what it leaves of float32 traffic.
+    """Config, described by its compression of float32 traffic.
 
     Args:
         name: name of the configuration.
@@ -43,8 +43,8 @@ class Configuration:
         ids: compression ratio of the ids of distinct bags.
         dense_algorithm: name of our all-reduce's algorithm; None is TorchRec's, the fastest of all.
         dense_intra: compression ratio of a hierarchical all-reduce's first hop, inside a node.
-        is_ours: partial sums of rows are added as QComm does it, else as TorchRec does (plans.py).
-        sizes_first: the size of a coded row is not known to its receiver.
+        is_ours: whether partial sums of rows are added as in QComm, else as in TorchRec (plans.py).
+        sizes_first: whether a receiver does not know the size of a coded row.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Step:
     def communication_share(self) -> float:
         """Share of the step that is neither compute nor lookup.
 
-        So encoding and decoding count as communication, and what is sent beside compute does not.
+        So encoding and decoding count as communication. Bytes sent beside compute do not count.
         """
         return 1 - sum(self.parts_s[part] for part in WORK) / self.step_s if self.step_s else 0.0
 
@@ -182,10 +182,10 @@ def _coded_nbytes(
 def break_even(
     saved_s: Callable[[float], float],
 ) -> tuple[Literal["below", "always", "never"], float | None]:
-    """Return on which links a configuration pays, and the GB/s of those that it pays `below`.
+    """Return on which links a configuration pays, and the GB/s `below` which it pays.
 
-    Args: saved_s: function from GB/s between nodes to the seconds that a step saves; a faster link
-        makes them less.
+    Args: saved_s: function from GB/s between nodes to the seconds that a step saves, which are
+        fewer on a faster link.
     """
     if saved_s(LOWEST_GB_S) <= 0:
         return "never", None

@@ -1,26 +1,31 @@
 """Predicted and measured steps between emulated hosts: base + bytes / B, with gloo's waiting.
 
-The run without a limit gives everything but the links: compute, lookups, codecs. To it come the
-links of the emulated network, token buckets with what was measured of gloo:
+The run without a limit gives everything but the links: compute, lookups, codecs. The links of the
+emulated network are added: token buckets, with measurements of gloo:
 
     step(B) = base + ids + forward + backward + max(0, dense - overlap base)
     ids, forward:  max(0, h n - burst) / B / (1 - wait^(N-1))
     backward:      h n / B / (1 - wait^(N-1))
     dense:         max(0, h n - burst) / B
 
-h: the link's bytes over ours, as a packet of 1514 bytes holds 1448. burst: what leaves at once
-after a pause; the rows' gradients find the bucket emptied by dense gradients before them. wait: the
-share of an all-to-all's time in which nothing moves from a host to one of its peers, since gloo
-often sends one way and then the other; a link to N-1 peers is idle where all of them wait, taken to
-be by chance. An all-reduce goes in pieces and does not wait, nor does the reduce-scatter or
-all-gather of plain TorchRec's row-wise tables. overlap: the share of the base beside which dense
-gradients travel. A message's latency is in the base.
+- h: the link's bytes over ours, because a packet of 1514 bytes holds 1448.
+- burst: bytes that leave at once after a pause. The rows' gradients find the bucket emptied by the
+  dense gradients before them.
+- wait: the share of an all-to-all's time in which nothing moves from a host to one of its peers,
+  because gloo often sends one way and then the other. A link to N-1 peers is idle when all of them
+  wait, which is taken to happen by chance. An all-reduce goes in pieces and does not wait. Neither
+  does the reduce-scatter or all-gather of plain TorchRec's row-wise tables.
+- overlap: the share of the base beside which dense gradients travel.
 
-Fitted: wait and overlap, two numbers, on a few runs. Predicted: all others. This is not the model
-of step.py, which has bytes and overlap in common with it. So what these runs do not test is: a slow
-link inside a node and latencies, the hop inside a node of two-level plans (plans.py),
-and the times of codecs, lookups and dense layers, which are all in the base here. Of hosts of
-several ranks the link has what leaves the host; what they send one another is in the base, too.
+A message's latency is in the base. Wait and overlap are fitted, two numbers, on a few runs. All
+other steps are predicted.
+
+This is not the model of step.py, which shares only bytes and overlap with it. So these runs do not
+test a slow link inside a node, latencies, and the hop inside a node of two-level plans (plans.py).
+They do not test the times of codecs, lookups and dense layers either, which are all in the base
+here. If hosts have several ranks, the link carries what leaves the host. Traffic between ranks of a
+host is in the base, too.
+
 Knows: measured steps. Does not know: GPUs.
 Shapes: N hosts, n bytes that leave the busiest host, B of a link.
 """
@@ -80,8 +85,10 @@ def pairs(steps: Sequence[MeasuredStep]) -> list[Pair]:
 
 
 def choose(measured: Sequence[Pair], configurations: Sequence[str]) -> list[Pair]:
-    """Return the pairs to fit on: those named, table-wise, at the fewest hosts and the slowest
-    link where all of them were measured.
+    """Return the pairs to fit on.
+
+    They are the named ones, table-wise, at the fewest hosts and the slowest link where all were
+    measured.
 
     Raises: ValueError: a configuration that was not measured there.
     """

@@ -1,4 +1,4 @@
-"""Measure what segments of each table's rows take, for the planner's estimator and the simulation.
+"""Measure the bytes of segments of each table, for the planner's estimator and the simulation.
 
 examples:
   python -m trec_qcomm sizes --data rows.pt --configs best.yaml fast.yaml --out sizes.jsonl
@@ -6,8 +6,9 @@ examples:
       --setup batch_size=2048 embedding_dim=64
 
 --data is a file of `qcomm.capture_rows(20, gradients=True)`, from a training with tables whole on a
-rank, or cut by columns, or two-level. One record of kind table_sizes a configuration is appended to
---out; it has bytes and counts, and no values of rows, so it may be kept and shown.
+rank, cut by columns, or two-level. For each configuration, one record of kind table_sizes is
+appended to --out. A record has bytes and counts, but no values of rows, so you may keep and show
+it.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What was measured of each table's segments: on rows, kept as a record, read for a configuration.
+"""Measure each table's segments on rows, keep the results as a record, and read them.
 
 Knows: configs, files of rows, records. Does not know: TorchRec, shardings.
 """
@@ -31,14 +31,14 @@ _BATCH = 2**31  # a tensor of rows is one batch
 
 
 def load_measured(measured: Measured, config: Config) -> dict[str, MeasuredTable]:
-    """Return what was measured of each table, as a configuration sends it.
+    """Return the measurements of each table, as a configuration sends it.
 
     Args:
-        measured: a file of QComm.capture_rows (.pt), which is measured for this configuration; a
-            file of records of kind table_sizes; or such records, of which the last one counts
-            whose codecs are the config's.
-    Raises: ValueError naming file, field and table: rows that are partial sums, no gradients for a
-        codec whose sizes depend on them, or records of other codecs.
+        measured: a file of QComm.capture_rows (.pt), which is measured for this configuration; or a
+            file of records of kind table_sizes, or such records. The last record with the config's
+            codecs counts.
+    Raises: ValueError: rows that are partial sums, no gradients for a codec whose sizes depend on
+        them, or records of other codecs. The error names file, field and table.
     """
     if isinstance(measured, str | Path):
         path = Path(measured)
@@ -55,7 +55,7 @@ def load_measured(measured: Measured, config: Config) -> dict[str, MeasuredTable
 
 
 def measure_sizes(path: Path, config: Config, **fields: Any) -> TableSizesRecord:
-    """Return the record of a configuration on the rows of a file. Raises ValueError naming both.
+    """Return the record of a configuration on the rows of a file. A ValueError names both.
 
     Args: fields: other fields of the record, such as `configuration` and `setup`.
     """

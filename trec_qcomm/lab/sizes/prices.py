@@ -1,4 +1,4 @@
-"""The method of a QComm that makes an estimator for TorchRec's planner; see qcomm.TOOLS.
+"""Method of a QComm that makes an estimator for TorchRec's planner (qcomm.TOOLS).
 
 Knows: the estimator, files of measurements. Does not know: prices.
 """
@@ -26,24 +26,23 @@ def estimator(
         ])
 
     Without `measured`, a codec whose size depends on the data is priced at its upper bound, and
-    nothing is taken off for bags that `unique_bags` merges.
+    merged bags (`unique_bags`) save nothing.
 
     Args:
         topology: the enumerator's topology.
         constraints: the enumerator's constraints.
-        throughput: how fast the planned devices code, in GB/s of float32 rows: one Throughput,
-            or a mapping from codecs, or names of codecs, to one. Without it the codecs are
-            measured on this machine's CPU when first needed, which is right where training runs
-            on machines like this one. A plan for GPUs, made on a laptop, needs their figures
-            given by hand.
-        measured: what was measured of the tables: a file of `capture_rows` (.pt), records that
-            `python -m trec_qcomm sizes` made of it, or their file. Expected bytes,
-            distinct bags, ids and fewer lookups are priced then.
-        pipeline: whether ids travel beside the rest of a step (TrainPipelineSparseDist), so
-            that they cost nothing; only with `measured`.
+        throughput: speed of coding on the planned devices, in GB/s of float32 rows: one Throughput,
+            or a mapping from codecs, or names of codecs, to one. Without it the codecs are measured
+            on this machine's CPU when first needed. That is right if training runs on machines like
+            this one. For a plan for GPUs, made on a laptop, give their figures.
+        measured: measurements of the tables: a file of `capture_rows` (.pt), records that `python
+            -m trec_qcomm sizes` made of it, or their file. Expected bytes, distinct bags, ids and
+            fewer lookups are then priced.
+        pipeline: whether ids travel beside the rest of a step (TrainPipelineSparseDist), so that
+            they cost nothing; only with `measured`.
 
-    Raises: ValueError: no throughput for a topology that is not of cpu; measurements that lack
-        a table or codec, or are of another batch size.
+    Raises: ValueError: no throughput for a topology that is not of cpu; measurements without a
+        table or codec, or for another batch size.
     """
     if pipeline and measured is None:
         raise ValueError("pipeline: only with measured; without, ids have no price")

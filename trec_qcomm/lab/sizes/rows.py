@@ -1,8 +1,8 @@
 """Rows of tables in a file, batch by batch, and how many of them differ.
 
-A file is what QComm.capture_rows saved, or torch.save of {"rows": {table: [n, D] float32, or a list
-of batches of such rows}, "without_rows": [table]}; the second may be left out, and other keys are
-ignored.
+A file is written by QComm.capture_rows, or by torch.save of {"rows": {table: [n, D] float32, or a
+list of batches of such rows}, "without_rows": [table]}. "without_rows" may be left out, and other
+keys are ignored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ def blocks_by_table(path: Path, content: dict[str, Any], key: str, *, batch: int
         path: name of the file, for errors.
         batch: number of rows in a batch, into which a tensor is cut. Rows at the end that do not
             fill a batch are left out, unless there is no other batch.
-    Raises: ValueError naming file and field.
+    Raises: ValueError: a wrong entry; the error names file and field.
     """
     tables = content.get(key)
     if not isinstance(tables, dict) or not tables:
@@ -59,14 +59,14 @@ def write_rows(
     Args:
         path: file to write; its folder is made.
         rows: {table: [n, D] float32, or a list of batches}.
-        more: other entries, all of which a reader can do without: gradients, without_rows, meta.
+        more: other entries, which a reader does not need: gradients, without_rows, meta.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     torch.save({"rows": dict(rows)} | more, path)
 
 
 def distinct(rows: Tensor) -> Tensor:
-    """Return the different rows of [n, D] float32, each where it occurs first."""
+    """Return the distinct rows of [n, D] float32, in order of first occurrence."""
     bits = rows.contiguous().view(torch.int32).numpy()
     _, first = np.unique(bits, axis=0, return_index=True)
     return rows[torch.from_numpy(np.sort(first))]

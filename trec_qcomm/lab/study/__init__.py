@@ -13,8 +13,9 @@
         )
         print(result)
 
-docs/QUALITY.md says how to decide with it. Knows: seeds, records, statistics. Does not know:
-models, TorchRec, how ranks are run or emulated.
+docs/QUALITY.md says how to decide with it.
+
+Knows: seeds, records, statistics. Does not know: models, TorchRec, how ranks are run or emulated.
 """
 
 from __future__ import annotations
@@ -70,41 +71,41 @@ def study(
 ) -> StudyResult:
     """Train a model with each config from each seed, and judge each against float32.
 
-    Beside the configs always run the baseline, by the name `fp32`, and the null run, `null`: the
-    baseline with initial weights off by a relative 1e-6, which shows how much two trainings differ
-    that nobody would call different.
+    Two runs are always added: the baseline, named `fp32`, and the null run, named `null`. The null
+    run is the baseline with initial weights changed by a relative 1e-6. It shows how much two
+    trainings differ that nobody would call different.
 
-    A run is a line in the file when it is done. The same call goes on with a file that is there:
-    after Ctrl-C, an error or a lost machine, or with more configs.
+    Each finished run is a line in the file. The same call goes on with an existing file: after
+    Ctrl-C, an error or a lost machine, or with more configs.
 
     Args:
-        train: your training, `train(config, seed, perturbation)`. `config` is a trec_qcomm.Config;
-            the seed decides all random numbers; `perturbation` is 0, but for the null run, whose
-            initial weights are to be multiplied by 1 + perturbation. It returns metrics by name,
-            or, for `evaluation`, a `Trained`: an object with `metrics` and `evaluate(config)`.
+        train: your training, `train(config, seed, perturbation)`. `config` is a trec_qcomm.Config.
+            The seed decides all random numbers. Multiply initial weights by 1 + perturbation; the
+            perturbation is 0 except in the null run. `train` returns metrics by name, or, for
+            `evaluation`, a `Trained`: an object with `metrics` and `evaluate(config)`.
         configs: names of presets and paths of YAML files; or a mapping from name to a preset, path,
             Config or dict.
-        seeds: how many, from 0; or the seeds.
+        seeds: number of seeds, from 0; or the seeds.
         limits: limits of the trainings' metrics by name; `quality.TRAINING` is this library's gate.
-            None in the place of a metric's limits shows it without judging by it.
-        evaluation: limits of the baseline's model with a config's codecs switched on, against the
-            same model without; `quality.EVALUATION` is this library's gate.
+            None in place of a metric's limits shows the metric without judging by it.
+        evaluation: limits of the baseline's model with a config's codecs switched on, compared with
+            the same model without codecs; `quality.EVALUATION` is this library's gate.
         path: file of the records, JSON lines; `python -m trec_qcomm report` draws it.
-        baseline: config that is exact.
-        setup: all that must be equal for two runs to be compared, such as the data and the sizes of
-            the model. A file with another setup is refused.
+        baseline: exact config.
+        setup: all settings that must be equal for two runs to be compared, such as the data and the
+            sizes of the model. A file with another setup is refused.
         num_ranks: number of ranks that `train` uses or emulates, for the records.
-        stop_early: whether a config stops as soon as its verdict is sure, which is looked at after
-            10, 15, 20 and so on seeds: a group-sequential test, whose error of all looks together
-            is 5 % (gates.py). Choose before the first run; a file keeps the choice.
-        jobs: number of processes of one thread each; with 1, all runs in this process. With more,
-            `train` has to be a function of a module, called below `if __name__ == "__main__"`.
+        stop_early: whether a config stops as soon as its verdict is sure, checked after 10, 15, 20
+            and so on seeds. This is a group-sequential test; the error of all looks together is 5 %
+            (gates.py). Choose before the first run; a file keeps the choice.
+        jobs: number of processes of one thread each; 1 runs all in this process. With more, `train`
+            must be a function of a module, and the call stands below `if __name__ == "__main__"`.
         show_progress: whether to write progress and the time left to stderr.
         name: name of the study in messages.
     Returns: verdicts and a table.
     Raises:
-        ValueError: an argument, named; a file of another study, and what differs; or metrics that
-            lack what has limits.
+        ValueError: a wrong argument, named; a file of another study, with what differs; or metrics
+            without a metric that has limits.
         TrainingFailedError: a training failed in another process.
     """
     planned = plan(
@@ -134,7 +135,7 @@ def plan(
     stop_early: bool = False,
     name: str = "study",
 ) -> Study:
-    """Return a study that has not run, for the arguments of `study`, and with its errors."""
+    """Return a study that has not run. Arguments and errors are those of `study`."""
     rules = Rules(dict(limits or {}), dict(evaluation or {}))
     if not rules.gated("training") and not rules.gated("eval-only"):
         raise ValueError(
@@ -164,8 +165,8 @@ def configs_by_name(configs: Configs) -> dict[str, Config]:
     """Return configs by name.
 
     Args:
-        configs: names of presets and paths of YAML files, which give the names; or a mapping from
-            a name to any of these, a Config, or a mapping as YAML has it.
+        configs: presets and paths of YAML files, which give the names; or a mapping from a name to
+            a preset, a path, a Config, or a mapping as in YAML.
     Raises: ValueError: a config without a name, two of one name, or a config that is wrong.
     """
     if isinstance(configs, str | Path | Config):
@@ -200,5 +201,5 @@ def _seeds(seeds: int | Iterable[int]) -> list[int]:
     if not numbers:
         raise ValueError(f"seeds {seeds!r:.60}: expected one or more")
     if len(set(numbers)) < len(numbers):
-        raise ValueError("seeds: one is given twice")
+        raise ValueError("seeds: one is given twice; give each once")
     return numbers

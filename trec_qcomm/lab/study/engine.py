@@ -1,9 +1,11 @@
-"""Study: paired trainings of several configurations, what is missing of them, one seed at a time.
+"""Study: paired trainings of several configurations, one seed at a time.
 
-Knows: seeds, records, verdicts. Does not know: models, data, codecs: these are in the callback
-`train`. Every configuration is trained from the same seeds, each compared with the baseline of its
-seed. Beside them always run the baseline (`fp32`) and the null run, which is the baseline with
-initial weights off by a relative 1e-6: the noise floor of the comparison.
+Every configuration is trained from the same seeds, and compared with the baseline of the same seed.
+The baseline (`fp32`) and the null run are always added. The null run is the baseline with initial
+weights changed by a relative 1e-6: the noise floor of the comparison.
+
+Knows: seeds, records, verdicts. Does not know: models, data, codecs, which are in the callback
+`train`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ Missing = Mapping[str, set[Mode]]  # name of a configuration -> what it lacks fo
 
 @runtime_checkable
 class Trained(Protocol):
-    """A trained model that can be scored with other configurations than it was trained with."""
+    """Trained model that can be scored with other configurations than that of its training."""
 
     @property
     def metrics(self) -> Metrics:
@@ -45,8 +47,8 @@ class Trained(Protocol):
     def evaluate(self, config: Config) -> Metrics:
         """Return metrics of the test with the codecs of a configuration switched on.
 
-        With the configuration that it was trained with, the codecs go on in the state that the
-        training left them in.
+        With the configuration of its training, the codecs go on in the state in which the training
+        left them.
         """
 
 
@@ -58,12 +60,12 @@ class Study:
     """Paired trainings of several configurations.
 
     Args:
-        train: callback that trains a model, see `quality.study`.
+        train: callback that trains a model, as for `quality.study`.
         configurations: configs by name, without the baseline and the null run.
         baseline: config that is exact.
         seeds: seeds of the trainings, in increasing order.
         rules: limits and looks.
-        setup: all that must be equal for two trainings to be compared, but the number of ranks.
+        setup: all settings but the number of ranks that must be equal for a comparison.
         num_ranks: number of ranks, emulated or real.
         name: name for messages.
     Raises: ValueError: two configurations of one name, or no seeds.
@@ -81,7 +83,7 @@ class Study:
     def __post_init__(self) -> None:
         for name in (BASELINE, NULL):
             if name in self.configurations:
-                raise ValueError(f"configs: {name} is run anyway")
+                raise ValueError(f"configs: {name} is run anyway; leave it out")
         if not self.configurations:
             raise ValueError("configs: expected one or more")
 
@@ -104,9 +106,9 @@ class Study:
         return judge_all(self.by_name(done), self.rules, mode, self.seeds)
 
     def missing(self, done: Sequence[StudyRecord]) -> dict[int, dict[str, set[Mode]]]:
-        """Return what is still to run, by seed and configuration.
+        """Return the missing runs, by seed and configuration.
 
-        Where the study may stop early, a configuration whose verdict is there needs no more.
+        If the study may stop early, a configuration with a verdict needs no more runs.
         """
         there = {
             (record.configuration, record.seed, mode)
@@ -172,7 +174,7 @@ class Study:
             raise ValueError(f"{path}: runs of another config {name}; give another path or name")
 
     def run_seed(self, seed: int, missing: Missing) -> Iterator[StudyRecord]:
-        """Train and score what is missing of one seed; the baseline first, if it is needed."""
+        """Train and score the missing runs of one seed, the baseline first if it is needed."""
         base: Metrics | Trained | None = None
         if BASELINE in missing or any("eval-only" in modes for modes in missing.values()):
             started = time.perf_counter()

@@ -1,19 +1,19 @@
-"""Gates: limits that a configuration has to keep, and what a study's numbers say of them.
+"""Gates: limits that a configuration must keep, and verdicts by a study's numbers.
 
-A gate is passed, failed or "not shown": that an interval holds zero shows nothing, and many configs
-at 95 % each are more chances to pass by luck. With all seeds run, `gate` looks once, at the end.
-`sequential_gate` looks at planned numbers of seeds, and ends where the verdict is sure:
+A gate is passed, failed or "not shown". An interval that contains zero shows nothing, and many
+configs at 95 % each are more chances to pass by luck. `gate` looks once, after all seeds.
+`sequential_gate` looks at planned numbers of seeds, and ends when the verdict is sure:
 
-- PASS if each metric's mean is shown to be below its limit `upper` (one-sided, error 5 % over all
-  looks together, spent late), and is foreseen to be within the limit `mean` after all seeds, with
-  95 % by Student's t of what is still to come. All metrics have to, at the same look, so the error
-  need not be shared among them.
-- FAIL if some metric's mean is shown to be above its limit `mean` (error 5 % over all looks and
-  metrics, spent evenly), or above `upper` where there is no limit of the mean.
-- Otherwise it goes on, after the last look it is "not shown".
+- PASS if each metric meets two conditions at the same look. Its mean is shown to be below its limit
+  `upper` (one-sided, error 5 % over all looks together, spent late). And its mean is foreseen to be
+  within the limit `mean` after all seeds, with 95 % by Student's t of the seeds to come. All
+  metrics must pass at one look, so they need not share the error.
+- FAIL if at least one metric's mean is shown to be above its limit `mean` (error 5 % over all looks
+  and metrics, spent evenly), or above `upper` if there is no limit of the mean.
+- Otherwise the study goes on. After the last look the verdict is "not shown".
 
-So a configuration whose true change is `upper` or more passes in at most 5 % of the studies, and
-one that keeps all limits of the mean fails in at most 5 %.
+So a configuration whose true change is `upper` or more passes in at most 5 % of the studies. A
+configuration that keeps all limits of the mean fails in at most 5 %.
 
 Knows: numbers of each seed. Does not know: codecs, records of runs, files.
 Source: sequential.py. The forecast is the predictive power of Spiegelhalter,
@@ -42,14 +42,15 @@ FIRST_LOOK, LOOK_EVERY = 10, 5
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a study says of one configuration.
+    """Verdict of a study on one configuration.
 
     Args:
-        text: PASS, "FAIL (why)", "not shown (why)", or "open (so many seeds)" of a study that may
+        text: PASS, "FAIL (why)", "not shown (why)", or "open (so many seeds)" for a study that may
             stop early and has not ended.
-        num_seeds: number of seeds that it rests on.
-        changes: change of each metric over these seeds. Of a study that may stop early the limits
-            hold at all looks together, so they are wider than those of as many seeds planned.
+        num_seeds: number of seeds on which it rests.
+        changes: change of each metric over these seeds. If the study may stop early, the limits
+            hold at all looks together, so they are wider than for a planned number of as many
+            seeds.
     """
 
     text: str
@@ -63,7 +64,7 @@ class Verdict:
 
     @property
     def is_open(self) -> bool:
-        """Whether more seeds are needed, of a study that may stop early."""
+        """Whether a study that may stop early needs more seeds."""
         return self.text.startswith(OPEN)
 
     def __str__(self) -> str:
@@ -81,7 +82,7 @@ def looks_of(num_seeds: int) -> tuple[int, ...]:
 
 
 def gate(changes: Mapping[str, Change], limits: Mapping[str, Limits]) -> str:
-    """Return PASS, or "not shown" and why, of all seeds together.
+    """Return the verdict by all seeds together: PASS, or "not shown" and why.
 
     Args:
         changes: change of each metric.

@@ -1,4 +1,4 @@
-"""Paired changes: the mean of one number a seed, with its interval and its one-sided upper limit.
+"""Paired changes: mean of one number a seed, with its interval and its one-sided upper limit.
 
 Knows: numbers of each seed. Does not know: seeds that came later, codecs, records, files.
 With fewer than 5 seeds there is no interval.
@@ -35,10 +35,10 @@ class Change:
 
     @classmethod
     def from_percents(cls, percents: Sequence[float], tails: tuple[float, float] = TAILS) -> Change:
-        """Return the change of one number a seed. Raises ValueError: there are none.
+        """Return the change for one number a seed. Raises ValueError without numbers.
 
-        Args: tails: chance that the mean is beyond either end of the interval, and that it is
-            beyond the upper limit; where it is 0 there are no limits.
+        Args: tails: chance that the mean is beyond either end of the interval, and chance that it
+            is beyond the upper limit; 0 gives no limits.
         """
         n = len(percents)
         if not n:

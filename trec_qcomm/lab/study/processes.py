@@ -1,7 +1,7 @@
-"""Missing trainings of a study, in this process or in several, each written when it is done.
+"""Run the missing trainings of a study, in this process or in several; write each when it is done.
 
-A process takes one seed at a time, with all that is missing of it. The next seed is chosen when a
-process is free, by the records so far, so that a study which may stop early does not run far ahead.
+A process takes one seed at a time, with all its missing runs. When a process is free, the next seed
+is chosen by the records so far, so that a study that may stop early does not run far ahead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TrainingFailedError(RuntimeError):
 def run_all(
     study: Study, done: list[StudyRecord], path: Path, *, jobs: int, show_progress: bool = True
 ) -> None:
-    """Run what is missing, and append each record to the file when it is there.
+    """Run missing trainings, and append each record to the file when it is there.
 
     Args:
         study: the study; with several jobs each process unpickles it.
@@ -66,7 +66,7 @@ def run_all(
 
 
 def check_picklable(study: Study, jobs: int) -> None:
-    """Raise ValueError where other processes could not import `train`."""
+    """Raise ValueError if other processes could not import `train`."""
     reason = ""
     try:
         pickle.dumps(study)

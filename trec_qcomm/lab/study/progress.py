@@ -8,9 +8,9 @@ from typing import TextIO
 
 
 class Progress:
-    """Lines on stderr that say how far it is; on a terminal one line is written over and over.
+    """Lines on stderr that show progress; on a terminal one line is overwritten.
 
-    Args: name: what they begin with.  most: "at most " where steps may be left out.
+    Args: name: beginning of the lines.  most: "at most " if steps may be left out.
     """
 
     def __init__(
@@ -21,12 +21,12 @@ class Progress:
         self._done, self._left, self._started = 0, 0, time.monotonic()
 
     def begin(self, text: str, steps: int = 0) -> None:
-        """Say what begins. Args: steps: number of its steps."""
+        """Print the beginning. Args: steps: number of steps."""
         self._done, self._left, self._started = 0, steps, time.monotonic()
         self._say(text, "\n")
 
     def step(self, text: str, left: int | None = None) -> None:
-        """Say that a step is done. Args: left: number of steps that are left, if not one fewer."""
+        """Print that a step is done. Args: left: number of steps left, if not one fewer."""
         self._done, self._left = self._done + 1, self._left - 1 if left is None else left
         seconds = (time.monotonic() - self._started) / self._done * self._left
         counts = f"{self._done} done, {self._most}{self._left} left"

@@ -1,4 +1,4 @@
-"""StudyResult: what a study showed, as verdicts and a table in markdown.
+"""StudyResult: results of a study, as verdicts and a table in markdown.
 
 Knows: records, verdicts. Does not know: how the trainings were run.
 """
@@ -23,7 +23,7 @@ class StudyResult:
 
     Args:
         study: the study.
-        records: lines of the file that are of its seeds.
+        records: lines of the file with its seeds.
         path: file of the records.
     """
 
@@ -33,7 +33,7 @@ class StudyResult:
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
-        """Verdict on the trainings of each configuration; without limits for these, empty."""
+        """Verdict on the trainings of each configuration; empty without limits for trainings."""
         return self._verdicts("training")
 
     @property
@@ -51,7 +51,7 @@ class StudyResult:
         ]  # fmt: skip
 
     def table(self) -> str:
-        """Return markdown, a line a configuration, the null run first.
+        """Return a markdown table, one line for each configuration, the null run first.
 
         Changes are mean [95 % interval], one-sided upper 95 % limit; positive is worse.
         """

@@ -1,16 +1,16 @@
-"""Looks at a trial while it runs: how strict each is, so that all together err seldom enough.
+"""Strictness of each look at a running trial, so that all looks together err seldom enough.
 
-Who tests after 10, 15, 20 seeds at 5 % each, and stops when it suits, is wrong far more often than
-in 5 % of the trials. So the error is spent over the looks: by the time a share x of the trial is
-done, at most `spent(x)` of it, and `spent(1)` is all of it.
+A test after 10, 15, 20 seeds at 5 % each, which stops when it suits, is wrong in far more than 5 %
+of the trials. So the error is spent over the looks. When a share x of the trial is done, at most
+`spent(x)` of the error is spent; `spent(1)` is the whole error.
 
 - "late" spends as the bounds of O'Brien and Fleming do: next to nothing early, so an early end has
   to be very clear, and the last look is almost as strict as a trial without looks.
 - "even" spends in proportion, so a trial ends early more often, and its last look is stricter.
 
-The levels are exact for means of normal numbers with a known variance. With an unknown one a
-level is applied to the p-value of Student's t, which is the usual approximation (Jennison and
-Turnbull, section 4.4); tests/lab/study/test_sequential.py simulates what it costs.
+The levels are exact for means of normal numbers with a known variance. With an unknown variance a
+level is applied to the p-value of Student's t, the usual approximation (Jennison and Turnbull,
+section 4.4). tests/lab/study/test_sequential.py simulates its error.
 
 Knows: numbers. Does not know: seeds, models, records.
 Source: Lan and DeMets 1983, Biometrika 70, 659 ("late", and spending as such); Kim and DeMets 1987,
@@ -46,13 +46,13 @@ def spent(share: float, error: float, spending: Spending) -> float:
 
 @functools.lru_cache
 def levels(looks: tuple[int, ...], error: float, spending: Spending = "late") -> tuple[float, ...]:
-    """Return the level of each look: its p-value rejects if it is at most this.
+    """Return the level of each look: a p-value of at most this level rejects.
 
-    The sum of the observations is a Brownian motion x(share) under the hypothesis. `density` is
-    that of the trials which no look has ended yet, on `points`.
+    The sum of the observations is a Brownian motion x(share) under the hypothesis. `density` is the
+    density, on `points`, of the trials that no look has ended yet.
 
     Args:
-        looks: numbers of observations at which is looked, increasing; the last one ends the trial.
+        looks: numbers of observations at the looks, increasing; the last one ends the trial.
         error: chance of a wrong rejection at any of the looks, one-sided.
         spending: "late" or "even", see above.
     Raises: ValueError: no looks, or looks that do not increase.

@@ -1,7 +1,9 @@
-"""Verdicts: what the records of a study say of each of its configurations, by its stated limits.
+"""Verdicts: judge each configuration of a study by its records and stated limits.
+
+Records of the Criteo example that are older than their field `limits` are judged by the example's
+gate.
 
 Knows: the records of one study, gates. Does not know: how the trainings were run, figures.
-Records of the Criteo example that are older than their field `limits` are judged by its gate.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ _CRITEO_EVALUATION: LimitsByMetric = {"ne": EVALUATION}
 
 @dataclass(frozen=True)
 class Rules:
-    """All that was stated before a study ran, and by which it is judged.
+    """Rules that were stated before a study ran, and by which it is judged.
 
     Args:
         training: limits of the metrics of trainings; None shows a metric that does not count.
-        evaluation: limits of float32's model with the codecs switched on, likewise.
-        looks: numbers of seeds after which the study may stop; empty where it runs all.
+        evaluation: limits of float32's model with the codecs switched on, in the same form.
+        looks: numbers of seeds after which the study may stop; empty if it runs all.
     """
 
     training: LimitsByMetric
@@ -54,7 +56,7 @@ class Rules:
         return cls(record.limits, record.evaluation_limits, record.looks)
 
     def rules_for(self, name: str) -> Rules:
-        """Return the rules for a configuration: the null run is no candidate and never stops."""
+        """Return the rules for a configuration. The null run is no candidate and never stops."""
         return replace(self, looks=()) if name == NULL else self
 
     def limits(self, mode: Mode) -> LimitsByMetric:
@@ -73,15 +75,15 @@ def judge(
     mode: Mode,
     seeds: Sequence[int] | None = None,
 ) -> Verdict | None:
-    """Return the verdict on a configuration; None where there is nothing to judge.
+    """Return the verdict on a configuration; None if there is nothing to judge.
 
     Args:
         ours: records of the configuration.
         base: records of the baseline.
         rules: rules of the study.
         mode: "training" or "eval-only".
-        seeds: planned seeds in the order of the looks; default those of the baseline, sorted.
-    Raises: ValueError: a metric is missing, or the baseline's is nothing to compare with.
+        seeds: planned seeds in the order of the looks; default: the baseline's seeds, sorted.
+    Raises: ValueError: a metric is missing, or the baseline's metric cannot be compared with.
     """
     limits = rules.gated(mode)
     pairs = _pairs(ours, base, mode)
@@ -123,7 +125,7 @@ def judge_all(
 def lines_of(
     groups: Mapping[str, Sequence[StudyRecord]], rules: Rules, seeds: Sequence[int] | None = None
 ) -> Lines:
-    """Return the verdicts of both modes by configuration, the null run first; see judge_all."""
+    """Return the verdicts of both modes by configuration, the null run first, by judge_all."""
     by_mode = {mode: judge_all(groups, rules, mode, seeds) for mode in MODES}
     names = sorted(set().union(*by_mode.values()), key=lambda name: (name != NULL, name))
     return {name: {m: by[name] for m, by in by_mode.items() if name in by} for name in names}
@@ -132,7 +134,7 @@ def lines_of(
 def shown_changes(
     ours: Sequence[StudyRecord], base: Sequence[StudyRecord], rules: Rules
 ) -> dict[str, Change]:
-    """Return changes that do not count: of metrics without limits, and with the codecs off."""
+    """Return changes that do not count: those of metrics without limits, and with codecs off."""
     changes = {}
     for name, limit in rules.training.items():
         pairs = _pairs(ours, base, "training", exact=limit is not None)
@@ -144,7 +146,7 @@ def shown_changes(
 
 
 def check_baseline(name: str, seed: int, value: float, limit: Limits | None) -> None:
-    """Raise ValueError where a metric of the baseline is nothing to compare with."""
+    """Raise ValueError if a metric of the baseline cannot be compared with."""
     is_relative = limit is None or limit.is_relative
     if not isfinite(value) or (is_relative and value <= 0):
         need = "a positive number, or is_relative=False" if is_relative else "a finite number"

@@ -1,13 +1,13 @@
 """Bitpack in numba. Same bytes as reference.py.
 
 A group is 32 blocks of 32 values, zigzagged into `words` [1024] uint32, which stay in the first
-cache. If all words of a group fit in 8 bits, the group is *narrow*: words are copied to bytes, and
-8 bytes at a time are folded inside a 64-bit integer in three steps. Otherwise it is *wide*: two
-words at a time are shifted into place. The compiler vectorizes the loops over a whole group; those
-over a block are too short for that.
+cache. If all words of a group fit in 8 bits, the group is *narrow*. Its words are copied to bytes,
+and 8 bytes at a time are folded inside a 64-bit integer in three steps. Otherwise it is *wide*: two
+words at a time are shifted into place. The compiler vectorizes the loops over a whole group, but
+not the loops over a block, which are too short.
 
-64-bit integers are stored and loaded without a test for the end of the bytes. Blocks of a group
-that has too little room behind it go through a small copy, `spare`.
+64-bit integers are stored and loaded without a test for the end of the bytes. If a group has too
+little room after it, its blocks go through a small copy, `spare`.
 """
 
 import numpy as np
@@ -247,7 +247,7 @@ def _unpack_blocks(data, at, is_narrow, n, widths, words, narrow):
 
 @_inner
 def pack_group(words, all_bits, n, out, at, end, narrow, widths, spare):
-    """Write one group at out[at:end]. Return its end, or -1 where it does not fit.
+    """Write one group at out[at:end]. Return its end, or -1 if it does not fit.
 
     Args: words: [1024] uint32, n zigzagged values, then zeros.  all_bits: all words or-ed.
           narrow: [1024] uint8, widths: [32] int64, spare: [SPARE_NBYTES] uint8, scratch.
@@ -280,12 +280,12 @@ def pack_group(words, all_bits, n, out, at, end, narrow, widths, spare):
 
 @_inner
 def unpack_group(data, at, end, n, words, narrow, widths, spare):
-    """Read one group of n values at data[at:end]; what follows in data may be read and is ignored.
+    """Read one group of n values at data[at:end]. Bytes that follow in data may be read, too.
 
     Args:    words: [1024] uint32, narrow: [1024] uint8, one of which is filled.
              widths: [32] int64, spare: [SPARE_NBYTES] uint8, scratch.
-    Returns: (the group's end, or -1 where it is invalid; whether the zigzagged values are in
-             `narrow` and not in `words`). What follows the n values there is arbitrary.
+    Returns: (the group's end, or -1 if it is invalid; whether the zigzagged values are in `narrow`
+             and not in `words`). Whatever follows the n values there is arbitrary.
     """
     at, max_width = _read_widths(data, at, end, (n + BLOCK - 1) // BLOCK, widths)
     is_narrow, nbytes = max_width <= 8, _blocks_nbytes(widths, n)
@@ -344,7 +344,7 @@ def index_range(q):
 
 @kernel
 def encode_segment(q, dim, out):
-    """Write the indices q [N] int32 to out. Return the number of bytes; -1 where out is too small.
+    """Write the indices q [N] int32 to out. Return the number of bytes; -1 if out is too small.
 
     `dim` is not used; encoders share one signature.
     """
@@ -362,7 +362,7 @@ def encode_segment(q, dim, out):
 
 @kernel
 def decode_segment(data, dim, q):
-    """Fill q [N] int32 from all of data. Return False where data is invalid.
+    """Fill q [N] int32 from all of data. Return False if data is invalid.
 
     `dim` is not used; encoders share one signature.
     """

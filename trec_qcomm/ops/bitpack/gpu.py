@@ -1,7 +1,7 @@
 """Bitpack in Triton: functions for the kernels of ops.error_bound, in programs of one warp.
 
-Eight words of w bits are w bytes: an *eight*. A group has 128 eights. Each begins at a byte, so it
-is put together on its own and stored byte by byte.
+Eight words of w bits are w bytes: an *eight*. A group has 128 eights. Each eight begins at a byte,
+so it is assembled separately and stored byte by byte.
 """
 
 import triton
@@ -42,7 +42,7 @@ def _block_nbytes(width, num_left):
 
 @triton.jit
 def block_widths(words):
-    """Return the widths [32] of the blocks of words [1024]; words behind the last are 0."""
+    """Return the widths [32] of the blocks of words [1024]; words after the last are 0."""
     return _bit_length(tl.max(tl.reshape(words, (_BLOCKS, _BLOCK)), 1))
 
 
@@ -62,7 +62,7 @@ def pack_group(target, words, widths, nbytes, num_left):
     """Write a group.
 
     Args: target: pointer to its first byte.
-          words: [1024], 0 behind the last one.
+          words: [1024], 0 after the last one.
           widths: pointer to the widths of its blocks, uint8.
           nbytes: result of `group_nbytes`.
           num_left: number of words from this group to the end of the segment.
@@ -161,13 +161,13 @@ def unpack_group(payload32, num_words32, widths, place, num_left):
 def read_group_headers(payload, payload32, begin, end, num_values, places, widths):
     """Read the headers of all groups of payload[begin:end], one by one.
 
-    They cannot be read side by side: where a group is depends on the sizes of those before it.
+    They cannot be read side by side: the place of a group depends on the sizes of earlier groups.
 
     Args:    num_values: number of indices, int32.
              places: pointer, int64, to write where the blocks of each group begin.
              widths: pointer, uint8, to write 32 widths of each group.
-    Returns: (whether the bytes are valid; a number that the caller must store somewhere, because
-             the compiler otherwise removes the prefetching loads that it is made of).
+    Returns: (whether the bytes are valid; a number that the caller must store somewhere. It is made
+             of prefetching loads, which the compiler otherwise removes).
     """
     b = tl.arange(0, _BLOCKS)
     at, num_left, valid = begin, num_values, begin <= end

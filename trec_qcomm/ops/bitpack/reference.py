@@ -40,7 +40,7 @@ def _encode_group(blocks: list[Tensor]) -> list[Tensor]:
 def decode_segment(data: Tensor, dim: int, num_values: int) -> Tensor:
     """Decode all of `data`, [W] uint8, into [num_values] int32.
 
-    Raises: ValueError: W is not what the widths imply, or a width is one that no encoder writes.
+    Raises: ValueError: the widths imply another W, or no encoder writes such a width.
     """
     at, words = 0, []
     while num_values > 0:

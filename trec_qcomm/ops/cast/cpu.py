@@ -1,7 +1,7 @@
 """Cast op in numba. Same bytes as reference.py.
 
 Rows are read and written where they lie, adjacent segments together (ops.adjacent). Rows that lie
-one behind the other are treated as one long row.
+one after the other are treated as one long row.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ _OVERFLOW_BF16 = np.uint32(0x7F7F8000)
 def encode(values, segments, payload, at, *, dtype):
     """Write the segments.
 
-    Returns: the first one in which a finite value becomes inf, or -1; and None.
+    Returns: the first segment in which a finite value becomes inf, or -1; and None.
     """
     rows, data = arrays(values, payload)
     where, kind = (*segments.arrays, segments.dim, data, at.numpy()), _KINDS_OF_ROWS[values.dtype]
@@ -36,7 +36,7 @@ def encode(values, segments, payload, at, *, dtype):
 
 
 def decode(encoded, segments, out, *, dtype):
-    """Write the rows, as what `out` is."""
+    """Write the rows, in the dtype of `out`."""
     (data, rows), at = arrays(encoded.payload, out), encoded.at.numpy()
     where, kind = (*segments.arrays, segments.dim, rows), _KINDS_OF_ROWS[out.dtype]
     if kind == FP32:
@@ -70,8 +70,10 @@ def _overflows(row, least):
 
 @inner(forceinline=True)
 def lines(n, stride, dim):
-    """Return how many lines to visit and how long each is: a line is a row, or all rows if they lie
-    one behind the other."""
+    """Return how many lines to visit and how long each is.
+
+    A line is a row, or all rows if they lie one after the other.
+    """
     return (1, n * dim) if stride == dim else (n, dim)
 
 

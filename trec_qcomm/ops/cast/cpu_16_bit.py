@@ -1,4 +1,4 @@
-"""Cast op in numba, of rows that are float16 or bfloat16 themselves. Same bytes as reference.py.
+"""Cast op in numba, for rows of float16 and bfloat16. Same bytes as reference.py.
 
 Rows of the message's dtype are copied bit for bit. Others are converted value by value, in
 registers. Shapes: values and rows are arrays of their bits, uint16.

@@ -1,7 +1,7 @@
 """Sum of the decoded rows of several parts, in numba. Same bits as reference.decode_sum.
 
-Values of all parts are added up where they lie, a stretch at a time, which stays in the cache. So
-nothing but the sums is written to memory. Shapes: P parts of S segments.
+Values of all parts are added up where they lie. A stretch at a time stays in the cache, so only the
+sums are written to memory. Shapes: P parts of S segments.
 """
 
 import numpy as np
@@ -59,7 +59,7 @@ def _sum_stretch(words, halves, at, place, kind, sums, x, held, held_at):
 def decode_sum(payload, at, offsets, start, stride, dim, out, kind, held_at):
     """Write the sums.
 
-    Args: at: [P, S].  held_at: the place of what `out` holds among the terms, or -1.
+    Args: at: [P, S].  held_at: index, among the terms, of the values that `out` holds, or -1.
     """
     words = payload[: payload.size // 4 * 4].view(np.uint32)
     halves = payload[: payload.size // 2 * 2].view(np.uint16)

@@ -1,7 +1,7 @@
 """Cast op in Triton. Same bytes as reference.py; one launch to encode, one to decode.
 
 A program takes adjacent values, whatever rows and segments they belong to. Everything but the
-rounding to float16 is done on the bits: processors differ in what arithmetic makes of a NaN.
+rounding to float16 works on the bits, because processors differ in the bits of a NaN.
 """
 
 import torch
@@ -29,7 +29,7 @@ _OVERFLOW_BF16 = tl.constexpr(0x7F7F8000)
 def encode(
     values: Tensor, segments: Segments, payload: Tensor, at: Tensor, *, dtype: str
 ) -> tuple[Tensor, None]:
-    """Write the segments; return [1] int32, the first one that overflows, or -1; and None."""
+    """Write the segments; return [1] int32, the first segment that overflows, or -1; and None."""
     places = words(payload, torch.int32 if dtype == "fp32" else torch.int16)
     overflow = no_segment(values.device)
     _launch(_encode, values, places, segments, at, dtype, overflow)

@@ -47,7 +47,7 @@ def encode(
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor, *, dtype: str) -> None:
-    """Write each row back, as what `out` is."""
+    """Write each row back, in the dtype of `out`."""
     for s in range(segments.num_segments):
         rows = segments.block(out, s)
         nbytes = rows.numel() * DTYPES[dtype].itemsize

@@ -1,14 +1,14 @@
 """Error-bounded quantization of whole segments. Wire: FORMAT.md, "error_bounded".
 
-There is no predictor. The *quantizer* turns values into indices, q = round(x / step) with
-step = 2 * bound, one step a segment, and an *encoder* packs the indices: bitpack, rans or
-vector_lz. Each value is checked against what the receiver will
-decode. A value outside the bound, NaN and infinities are sent *verbatim*, as float32. A segment
-without a range or without a usable step is lossless.
+There is no predictor. The *quantizer* turns values into indices, q = round(x / step) with step = 2
+* bound, one step a segment. An *encoder* packs the indices: bitpack, rans or vector_lz. Each value
+is checked against the value that the receiver will decode. A value outside the bound, NaN and
+infinities are sent *verbatim*, as float32. A segment without a range or without a usable step is
+lossless.
 
 `reference` is the definition. `cpu` quantizes and bit-packs group by group; `rans_segments`
 collects all indices of a segment first. `gpu` has the kernels. `quantizer` is the first half on
-both devices. vector_lz is an extension, whose module is imported when it is asked for.
+both devices. vector_lz is an extension; its module is imported when it is needed.
 
 Numerics: |x - decoded| <= bound in exact arithmetic, no slack, for every finite x; NaN (with its
 payload) and infinities survive; -0.0 may become 0.0. A bound of 0 is lossless.
@@ -36,7 +36,7 @@ _REASONS = (  # numbered as in cpu.py
 
 
 def error_of(code: int) -> CorruptFrameError:
-    """Return the error for what a decoder found. Args: code: see NUM_REASONS; >= 0."""
+    """Return the error for the code that a decoder returned. Args: code: >= 0; see NUM_REASONS."""
     segment, reason = divmod(code, NUM_REASONS)
     return CorruptFrameError(_REASONS[reason], segment=segment)
 

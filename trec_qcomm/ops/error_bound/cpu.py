@@ -3,8 +3,8 @@
 A segment is read twice: for its range, and to quantize it in groups of 1024 values, which stay in
 the first cache until they are packed.
 
-Encoders other than bitpack need all indices of a segment at once. They are in rans_segments.py,
-which is compiled only where one of them is used, because that takes a minute.
+Encoders other than bitpack need all indices of a segment at once. They are in rans_segments.py.
+That file is compiled only if one of them is used, because compiling it takes a minute.
 """
 
 from importlib import import_module
@@ -33,9 +33,10 @@ _inner = inner(_nrt=False)
 
 
 def encode(values, segments, payload, at, *, bounds, relative, encoder, nbytes):
-    """Write the segments, at most nbytes [S] each, and then to these the bytes that they took.
+    """Write the segments, at most nbytes [S] each; write the bytes that they took to nbytes.
 
-    Returns: -1: no value is refused; and [S], numbers of flushed values, or None where all are 0.
+    Returns: -1, because no value is refused; and [S], numbers of flushed values, or None if all are
+        0.
     """
     most = nbytes.numpy()
     flushed = np.empty_like(most)
@@ -47,8 +48,10 @@ def encode(values, segments, payload, at, *, bounds, relative, encoder, nbytes):
 
 
 def decode(encoded, segments, out):
-    """Write the rows back; return -1, or NUM_REASONS times the number of the first invalid segment,
-    plus the reason."""
+    """Write the rows back.
+
+    Returns: -1, or NUM_REASONS times the index of the first invalid segment, plus the reason.
+    """
     data, rows = arrays(encoded.payload, out)
     places = encoded.at.numpy(), encoded.nbytes.numpy()
     where = data, *places, *segments.arrays, segments.dim, rows
@@ -143,9 +146,9 @@ def _write_header_and_verbatim(
 
 @inner
 def begin_segment(values, start, stride, dim, num_values, requested_bound, relative):
-    """Return (max - min, bound, step, 1 / step) of a segment; step is 0 where it is lossless.
+    """Return (max - min, bound, step, 1 / step) of a segment; step is 0 if it is lossless.
 
-    Args: requested_bound: float64, a fraction of max - min where `relative`.
+    Args: requested_bound: float64, a fraction of max - min if `relative`.
     """
     lowest, highest = quantizer.finite_range(values, start, stride, dim, num_values)
     width = np.float64(highest) - np.float64(lowest) if lowest <= highest else np.float64(0)
@@ -159,7 +162,7 @@ def begin_segment(values, start, stride, dim, num_values, requested_bound, relat
 def end_segment(
     values, start, stride, dim, num_values, width, step, kind, nbytes, num_verbatim, positions, out
 ):
-    """Write what belongs around the indices in place, or a constant, or raw rows if not longer.
+    """Write what surrounds the indices, or a constant, or raw rows if they are not longer.
 
     Args:    width: max - min of the finite values.
              kind: the encoder field of the header.
@@ -215,7 +218,8 @@ def encode_segment(
 def flushed_values(values, start, stride, dim, num_values, step, relative, out):
     """Return the number of flushed values of a segment that was written to out.
 
-    A bound that is not relative was chosen with its consequences. A raw segment is exact.
+    It is 0 for a bound that is not relative, which the user chose as it is, and for a raw segment,
+    which is exact.
     """
     if not relative or step == 0 or (out[4] & 15) == RAW:
         return np.int64(0)
@@ -224,7 +228,7 @@ def flushed_values(values, start, stride, dim, num_values, step, relative, out):
 
 @inner
 def group_scratch():
-    """Return scratch for one group, (x, words, narrow, widths, spare): see ops.bitpack.cpu."""
+    """Return scratch for one group, (x, words, narrow, widths, spare), as in ops.bitpack.cpu."""
     return (
         np.empty(GROUP, np.float32),
         np.empty(GROUP, np.uint32),
@@ -238,7 +242,7 @@ def group_scratch():
 def positions_scratch(offsets, dim):
     """Return scratch for the verbatim positions of any segment.
 
-    A segment with more verbatim values is shorter when sent raw.
+    If a segment has more verbatim values than fit, it is shorter when sent raw.
     """
     max_values = np.int64(0)
     for s in range(offsets.size - 1):
@@ -290,7 +294,7 @@ def _decode_groups(payload, at, end, step, start, stride, dim, num_values, out, 
 
 @_inner
 def place_verbatim(verbatim, start, stride, dim, num_values, out):
-    """Put verbatim values in place. Return False where a position is invalid.
+    """Put verbatim values in place. Return False if a position is invalid.
 
     Args: verbatim: [2 V] uint32, positions, then bits.
     """

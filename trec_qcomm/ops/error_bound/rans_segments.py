@@ -1,7 +1,7 @@
-"""The encoder rans of error_bound, which needs all indices of a segment at once, in numba.
+"""The encoder rans of error_bound, in numba, which needs all indices of a segment at once.
 
-The functions have the arguments and the parts of cpu.py, but go through an int32 buffer of a
-segment's indices. Encoders of extensions are made of the same parts.
+The functions have the arguments and the parts of cpu.py, but use an int32 buffer of a segment's
+indices. Encoders of extensions are made of the same parts.
 """
 # mypy: ignore-errors
 
@@ -36,9 +36,9 @@ def most_values(offsets, dim):
 def quantize_segment(
     values, start, stride, dim, num_values, bound, step, inverse, positions, scratch, q
 ):
-    """Quantize one segment into q, int32, as many as full groups have.
+    """Quantize one segment into q, int32, with room for full groups.
 
-    Returns: (num_verbatim, lowest index, highest index); num_verbatim is -1 where positions has no
+    Returns: (num_verbatim, lowest index, highest index); num_verbatim is -1 if positions has no
         room.
     """
     num_verbatim, low, high = np.int64(0), np.int32(0x7FFFFFFF), np.int32(-0x80000000)
@@ -96,9 +96,9 @@ def encode(
 
 @inner
 def indices_memory(start, stride, dim, num_values, out, q):
-    """Return the int32 memory to decode the indices of a segment into.
+    """Return the int32 memory into which the indices of a segment are decoded.
 
-    That is the rows themselves, as bits, where they lie one behind the other; q elsewhere.
+    It is the memory of the rows, as bits, if they lie one after the other; else q.
     """
     return out[start : start + num_values].view(np.int32) if stride == dim else q[:num_values]
 
@@ -118,8 +118,9 @@ def finish_rows(data, start, stride, dim, q, out):
 
 @inner
 def decode_rows(data, start, stride, dim, num_values, out, q, rans_scratch):
-    """Decode a segment whose encoder is RANS. Return OK, or the reason why it is invalid;
-    OTHER_ENCODER where it has another encoder.
+    """Decode a segment whose encoder is RANS.
+
+    Returns: OK, OTHER_ENCODER for another encoder, or the reason why the segment is invalid.
 
     Args: data: the whole segment, whose header is valid.  q: int32 scratch, as many or more.
     """

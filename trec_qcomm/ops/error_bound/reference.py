@@ -36,7 +36,7 @@ def encode(
 ) -> tuple[int, None]:
     """Write the segments, and their nbytes, [S] int64.
 
-    Returns: -1, and None: no value is refused, and flushed values are not counted.
+    Returns: -1, because no value is refused; and None, because flushed values are not counted.
     """
     for s, bound in enumerate(bounds.tolist()):
         rows = segments.block(values, s)
@@ -90,7 +90,7 @@ def _encoder(kind: int) -> Any:
 
 
 def finite_range(x: Tensor) -> float:
-    """Return max - min of the finite values of [N] float32, in float64; 0 where none is finite."""
+    """Return max - min of the finite values of [N] float32, in float64; 0 if none is finite."""
     finite = x[x.isfinite()].double()
     return float(finite.max() - finite.min()) if len(finite) else 0.0
 
@@ -119,7 +119,7 @@ def quantize(x: Tensor, bound: Tensor, step: Tensor, inverse: Tensor) -> tuple[T
     Each operation rounds to float32 once: there is no fused multiply-add.
 
     Returns: q: [N] int32, 0 where verbatim.
-             verbatim: [N] bool, values that the contract does not allow to be sent as an index.
+             verbatim: [N] bool, values that the contract forbids to send as an index.
     """
     rounded = (x * inverse + _MAGIC) - _MAGIC
     decoded = rounded * step
@@ -131,9 +131,9 @@ def quantize(x: Tensor, bound: Tensor, step: Tensor, inverse: Tensor) -> tuple[T
 def count_flushed(x: Tensor, step: Tensor) -> int:
     """Return how many values are flushed in a segment that a far larger value makes coarse.
 
-    A value is flushed if it is not 0 and below 1/256 of the step, so below 1/128 of the bound. It
-    counts where these are at least 3, and three quarters of the values that are not 0. Kernels look
-    at a sample first, and may miss a segment.
+    A value is flushed if it is not 0 and below 1/256 of the step, so below 1/128 of the bound.
+    Flushed values count only if there are at least 3, and if they are three quarters of all nonzero
+    values. Kernels look at a sample first, and may miss a segment.
 
     Args: x: [N] float32.  step: scalar, of choose_step.
     """

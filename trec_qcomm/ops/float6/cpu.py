@@ -1,4 +1,4 @@
-"""Small floats under an exponent a row, in numba. Same bytes as reference.py."""
+"""Floats of 6 bits and one exponent a row, in numba. Same bytes as reference.py."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ _1, _2 = np.uint64(1), np.uint64(2)
 
 
 def encode(values, segments, payload, at, *, exponent_bits, stochastic, seed):
-    """Write the segments; return -1: no value is refused."""
+    """Write the segments; return -1, because no value is refused."""
     rows, data = arrays(values, payload)
     where = rows, *segments.arrays, segments.dim, data, at.numpy(), segments.first_numbers.numpy()
     _encode(*where, exponent_bits, stochastic, *seed_halves(seed))

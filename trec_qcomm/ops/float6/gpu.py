@@ -1,8 +1,7 @@
-"""Small floats under an exponent a row, in Triton. Same bytes as reference.py; one launch to
-encode, one to decode.
+"""Floats of 6 bits and one exponent a row, in Triton. Same bytes as reference.py.
 
-A program takes BLOCK_ROWS whole rows of one segment. Four codes are 3 bytes; each lane stores and
-loads one byte, so alignment does not matter.
+Encoding is one launch, and so is decoding. A program takes BLOCK_ROWS whole rows of one segment.
+Four codes are 3 bytes. Each lane stores and loads one byte, so alignment does not matter.
 """
 
 import torch
@@ -31,7 +30,7 @@ def encode(
     stochastic: bool,
     seed: int,
 ) -> tuple[int, None]:
-    """Write the segments; return -1: no value is refused."""
+    """Write the segments; return -1, because no value is refused."""
     blocks = RowBlocks.from_segments(segments, at, values.device)
     blocks.launch(
         _encode, values.detach().view(torch.int32), payload, blocks.numbers, *halves_of(seed),

@@ -1,4 +1,4 @@
-"""Small floats under an exponent a row, in plain torch: the definition, written to be read.
+"""Floats of 6 bits and one exponent a row, in plain torch: the definition, written to be read.
 
 A code of 6 bits is a sign, E exponent bits f and M = 5 - E mantissa bits k. For a row x, 2^e is the
 smallest power of two above max|x| (-126 <= e <= 128). With F = 2^E - 1, a code means
@@ -28,7 +28,7 @@ def parameters(exponent_bits: int) -> tuple[int, int]:
 
 
 def exponents(x: Tensor) -> Tensor:
-    """[n, D] -> [n] int32: e of the finite values of each row; -126 where these are all 0."""
+    """Return [n] int32, e of the finite values of each row of [n, D]; -126 if they are all 0."""
     amax = torch.where(x.isfinite(), x, 0).abs().amax(1)
     e = torch.frexp(amax)[1]  # amax = m 2^e with 1/2 <= m < 1
     return torch.where(amax == 0, MIN_EXPONENT, e).clamp(min=MIN_EXPONENT)
@@ -42,8 +42,8 @@ def power_of_two(k: Tensor) -> Tensor:
 def times_power_of_two(x: Tensor, k: Tensor) -> Tensor:
     """Return x * 2^k; k: [n, 1] int32 in -128..128.
 
-    Two exact steps, because 2^k itself may be no float32. The step that may leave the normal range
-    comes last.
+    It takes two exact steps, because 2^k itself may be no float32. The step that may leave the
+    normal range comes last.
     """
     near = k.clamp(-126, 126)
     main, rest = power_of_two(near), power_of_two(k - near)
@@ -53,7 +53,8 @@ def times_power_of_two(x: Tensor, k: Tensor) -> Tensor:
 def quantize(y: Tensor, *, exponent_bits: int, u: Tensor | float) -> Tensor:
     """Quantize y, whose finite values are below 1 in magnitude, to [n, D] uint8 codes.
 
-    A step is 2^-M times the power of two below |y|; below the normal numbers it is that of f = 1.
+    A step is 2^-M times the power of two below |y|; below the normal numbers it is the step of f =
+    1.
     The code counts steps: floor(t + u) with t = |y| / step.
 
     Args: y: [n, D] float32.  u: 1/2 for nearest, or [n, D] in [0, 1) for stochastic rounding.
@@ -94,7 +95,7 @@ def encode(
     stochastic: bool,
     seed: int,
 ) -> tuple[int, None]:
-    """Write the segments; return -1: no value is refused."""
+    """Write the segments; return -1, because no value is refused."""
     for s in range(segments.num_segments):
         x = segments.block(values, s).contiguous()
         u: Tensor | float = 0.5

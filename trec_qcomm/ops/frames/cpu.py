@@ -1,6 +1,7 @@
-"""Kernels of frame.py for the CPU, in numba. They raise nothing; `unseal` returns what is wrong.
+"""Kernels of frame.py for the CPU, in numba.
 
-Shapes: P frames, S segments in all; the arguments are those of frame.py as numpy arrays.
+They raise nothing; `unseal` returns the kind of error.
+Shapes: P frames, S segments in all. The arguments are those of frame.py as numpy arrays.
 """
 
 import numpy as np
@@ -35,7 +36,7 @@ def _term(word, key):
 
 @inner
 def checksum(words):
-    """Return the checksum, uint64, of one frame; see frame.checksum. words: [..] uint64."""
+    """Return the checksum, uint64, of one frame (frame.checksum). words: [..] uint64."""
     total = np.uint64(0)
     block, terms = _STEP, np.uint64(0) - _term(words[3], _KEYS[3])  # the checksum is no term
     for first in range(0, words.size, _BLOCK):
@@ -49,7 +50,7 @@ def checksum(words):
 
 @kernel
 def seal(buffer, frame_nbytes, counts, layouts, call, codecs, num_rows, nbytes, only_headers):
-    """Write headers, segment tables and checksums; see frame.seal.
+    """Write headers, segment tables and checksums, as frame.seal says.
 
     Args: only_headers: whether the buffer is for the headers alone; then the checksums are 0.
     """

@@ -1,8 +1,8 @@
 """Kernels of frame.py for the GPU. They write the same bytes as cpu.py, and the host never waits.
 
-The host knows what each header must say and writes it (cpu.seal), once for all calls that
-differ only in their number. On the GPU one kernel puts the headers in front of the payload and adds
-up the checksums; another one compares both with what was received.
+The host knows what each header must say. It writes the headers (cpu.seal) once for all calls that
+differ only in their number. On the GPU one kernel puts the headers before the payload and adds up
+the checksums. Another kernel compares both with the received frames.
 Shapes: P frames that are not empty; in all of them S segments, W bytes, H words of 8 bytes of
 headers, B blocks of the checksum.
 """
@@ -29,15 +29,15 @@ _STEP = tl.constexpr(0x9E3779B97F4A7C15)
 class FramesOnDevice:
     """Headers of frames on the device, and where the frames lie.
 
-    It serves any number of calls, one after the other on one stream: a kernel leaves `sums` and
-    `arrived` as they were.
+    One object serves any number of calls, one after the other on one stream, because a kernel
+    leaves `sums` and `arrived` as they were.
 
     Args:
         at: [S] int64 on CPU, where each segment begins.
         headers: [H] int64, the words that the host wrote, with 0 as number of the call.
-        header_first: [P + 1] int64, number of each frame's first word among `headers`.
+        header_first: [P + 1] int64, index of each frame's first word among `headers`.
         begin, size: [P] int64, place and size of each frame in words, without its padding.
-        first_block: [P + 1] int64, number of each frame's first block.
+        first_block: [P + 1] int64, index of each frame's first block.
         sums, arrived: [P] int64, 0: memory for checksums, and for counts of finished blocks.
         num_blocks: B.
     """
@@ -91,7 +91,7 @@ class FramesOnDevice:
 
 
 def seal(buffer: Tensor, frames: FramesOnDevice, call: int) -> None:
-    """Put each header in front of its payload, the checksum into it, and zeros behind the frame.
+    """Put each header before its payload, the checksum into it, and zeros after the frame.
 
     Args: buffer: [W] uint8 on the device.  call: 16 bits.
     """
@@ -102,8 +102,8 @@ def first_difference(buffer: Tensor, frames: FramesOnDevice, call: int) -> Tenso
     """Compare the headers in the buffer, and the checksums in them, with the expected ones.
 
     Args: buffer: [W] uint8 on the device.  call: 16 bits.
-    Returns: [1] int32: the number, among the H words of all headers, of the first word that is not
-        as expected, or -1.
+    Returns: [1] int32, the index, among the H words of all headers, of the first word that differs,
+        or -1.
     """
     first = new_flag(buffer.device)
     frames.launch(_compare, buffer, call, first)
@@ -146,7 +146,7 @@ def _block(words, headers, header_first, begin, size, first_block, call, num_fra
 
 @triton.jit
 def block_sum(number, word, counts, BLOCK):
-    """Return what block `number` adds to the checksum of its frame: see frame.checksum.
+    """Return what block `number` adds to the checksum of its frame (frame.checksum).
 
     Args: word: [BLOCK] int64.  counts: [BLOCK], whether a word is in the frame and not the checksum
         itself.

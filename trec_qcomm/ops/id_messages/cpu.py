@@ -1,7 +1,6 @@
-"""Kernels of messages of ids for the CPU, in numba. They raise nothing; `unseal` returns what is
-wrong.
+"""Kernels of messages of ids for the CPU, in numba.
 
-Shapes: P messages.
+They raise nothing; `unseal` returns the kind of error. Shapes: P messages.
 """
 
 import numpy as np
@@ -18,10 +17,10 @@ VERSION = np.uint32(2)
 
 @kernel
 def seal(buffer, nbytes, counts, num_bags, flags):
-    """Write the headers of messages that lie one behind the other.
+    """Write the headers of messages that lie one after the other.
 
     Args:
-        nbytes, counts: [P] int64, sizes and numbers of segments; both are 0 or neither.
+        nbytes, counts: [P] int64, sizes and numbers of segments; either both are 0 or neither is.
         num_bags: bags of every segment.  flags: bits of the header.
     """
     begin = 0
@@ -62,11 +61,11 @@ def _unseal_message(data, count, flags):
 
 @kernel
 def unseal(buffer, count, flags, begins, ends, num_bags):
-    """Check P messages of `count` segments each, which fill the buffer, and set where they lie.
+    """Check P messages of `count` segments each, which fill the buffer; write their places.
 
-    Args: flags: bits that each must have.  begins, ends, num_bags: [P] int64, written; a message
-        begins behind its header.
-    Returns: (OK or what is wrong, the message).
+    Args: flags: flags that each message must have.  begins, ends, num_bags: [P] int64, written; a
+        message begins after its header.
+    Returns: (OK or the kind of error, the message).
     """
     at = np.int64(0)
     for p in range(begins.size):

@@ -1,7 +1,7 @@
 """Messages of ids on a GPU: headers and checksums. Same bytes as cpu.py.
 
-To find where messages begin, one program goes from each to the next. Checksums are added up by as
-many programs as the buffer could have blocks. The host waits once, and looks at the headers itself.
+One program goes from message to message to find where they begin. As many programs as the buffer
+could have blocks add up the checksums. The host waits once, and looks at the headers itself.
 Shapes: P messages, W bytes.
 """
 
@@ -25,9 +25,9 @@ _HEADER = tl.constexpr(HEADER_NBYTES // 8)
 
 
 def seal(buffer: Tensor, nbytes: Any, counts: Any, num_bags: int, flags: int) -> None:
-    """Write the headers of messages that lie one behind the other; arguments: cpu.py.
+    """Write the headers of messages that lie one after the other.
 
-    Sizes must be multiples of 128.
+    The arguments are those of cpu.py. Sizes must be multiples of 128.
     """
     sent = nbytes > 0
     fields = np.zeros((int(sent.sum()), 8), np.uint32)
@@ -44,10 +44,11 @@ def seal(buffer: Tensor, nbytes: Any, counts: Any, num_bags: int, flags: int) ->
 
 
 def unseal(buffer: Tensor, count: int, due_flags: int, places: Any) -> tuple[int, int]:
-    """Check P messages of `count` segments each, and set where they lie; arguments: cpu.py.
+    """Check P messages of `count` segments each, and write their places.
 
-    Args: places: [3, P] int64, written: begins, ends, num_bags.
-    Returns: (OK or what is wrong, the message).
+    Args: places: [3, P] int64, written: begins, ends, num_bags.  The other arguments are those of
+        cpu.py.
+    Returns: (OK or the kind of error, the message).
     """
     num_messages, num_words = places.shape[1], buffer.numel() // 8
     words = buffer[: 8 * num_words].view(torch.int64)

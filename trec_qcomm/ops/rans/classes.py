@@ -1,4 +1,4 @@
-"""The classes of a segment, their frequencies and what they cost, in numba. Same as reference.py.
+"""Classes of a segment, their frequencies and their costs, in numba. Same as reference.py.
 
 Shapes: N indices, A classes of 2^shift neighbouring indices.
 """
@@ -32,20 +32,20 @@ def _log2(n):
 
 @_inline
 def num_lanes(num_values):
-    """Return how many states of a stream take turns: see reference.py."""
+    """Return how many states of a stream take turns, as reference.py defines it."""
     length = bit_length(num_values)
     return 1 << min(5, max(min(2, max(0, (length - 7) // 2)), length - 12))
 
 
 @_inline
 def num_streams(num_values):
-    """Return the number of streams: 2^16 indices each; the last one also has what remains."""
+    """Return the number of streams. Each has 2^16 indices; the last one also has the rest."""
     return max(1, num_values >> 16)
 
 
 @_inline
 def table_log(num_values, num_symbols):
-    """Return log2 of the number of slots: see reference.py."""
+    """Return log2 of the number of slots, as reference.py defines it."""
     return max(bit_length(num_symbols) + 1, min(MAX_LOG, bit_length(num_values) // 2 + 4))
 
 
@@ -228,7 +228,7 @@ def _class_of(index, base, shift, last):
 def choose_classes(q, low, high, scratch):
     """Return (base, shift, number of classes A, number of escaped indices).
 
-    Begins with the finest classes and merges pairs of them as long as that saves 0.4 %.
+    It begins with the finest classes, and merges pairs of them as long as that saves 0.4 %.
 
     Args: low, high: the extremes of q, int64.
           scratch: arrays of `class_scratch`; the first one gets the counts of the classes.
@@ -267,14 +267,14 @@ def choose_classes(q, low, high, scratch):
 
 @inner
 def class_scratch():
-    """Return what `choose_classes` works in."""
+    """Return the scratch of `choose_classes`."""
     for_pairs = np.empty(4 << 14, np.uint16), np.empty(4096, np.uint8)
     return np.empty(257, np.int64), np.empty(128, np.int64), np.empty(4 * 257, np.uint32), for_pairs
 
 
 @_inner
 def frequencies_of(weights, log):
-    """Turn weights [n] into frequencies of sum 2^log, in place: see reference.py."""
+    """Turn weights [n] into frequencies of sum 2^log, in place, as reference.py defines them."""
     total = np.int64(0)
     for weight in weights:
         total += weight

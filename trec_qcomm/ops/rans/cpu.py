@@ -1,7 +1,8 @@
 """rANS in numba. Same bytes as reference.py, which says what they mean.
 
-Here is the layout of a segment. classes.py chooses its classes, header.py writes and reads what is
-not entropy coded; stream.py is the coder of a stream, wide/ the one of long streams.
+This file has the layout of a segment. classes.py chooses its classes. header.py writes and reads
+the parts that are not entropy coded. stream.py is the coder of a stream, wide/ that of long
+streams.
 Shapes: N indices, C streams of K states, W bytes.
 """
 
@@ -51,9 +52,9 @@ _inline = inner(forceinline=True, _nrt=False)
 
 @inner
 def encoder_scratch(max_values):
-    """Return what `encode` works in, for segments of at most so many indices.
+    """Return the scratch of `encode`, for segments of at most so many indices.
 
-    The last array holds the address of what is read after the segment, or 0: see wide/.
+    The last array holds the address of what is read after the segment, or 0 (wide/).
     """
     most = min(max_values, 2 * 65536 - 1)  # the indices of a stream
     tables = (np.empty(257, np.uint64), np.empty((257, 4), np.uint16), np.empty(257, np.uint64))
@@ -68,7 +69,7 @@ def encode_segment(q, dim, out):
 
     `dim` is not used; encoders share one signature.
 
-    Returns: the number of bytes used, or -1 where C is too small.
+    Returns: the number of bytes used, or -1 if C is too small.
     """
     low, high = index_range(q) if q.size else (np.int32(0), np.int32(0))
     return encode(q, low, high, out, encoder_scratch(q.size))
@@ -76,7 +77,7 @@ def encode_segment(q, dim, out):
 
 @_inner
 def encode(q, low, high, out, scratch):
-    """Do what `encode_segment` does.
+    """Encode as `encode_segment` does, with scratch.
 
     Args: low, high: the extremes of q.  scratch: arrays of `encoder_scratch`.
     """
@@ -155,7 +156,7 @@ def _encode_streams(q, base, shift, weights, scratch, out, at):
 
 @kernel
 def decode_segment(data, dim, q):
-    """Fill q [N] int32 from data [W] uint8, 2-byte aligned. Return False where data is invalid.
+    """Fill q [N] int32 from data [W] uint8, 2-byte aligned. Return False if data is invalid.
 
     `dim` is not used; encoders share one signature.
     """
@@ -164,9 +165,9 @@ def decode_segment(data, dim, q):
 
 @inner
 def decoder_scratch():
-    """Return what `decode` works in.
+    """Return the scratch of `decode`.
 
-    Frequencies, two tables, states and cursors of two streams, and a layout.
+    It is frequencies, two tables, states and cursors of two streams, and a layout.
     """
     return (
         np.empty(257, np.int64),
@@ -180,7 +181,7 @@ def decoder_scratch():
 
 @_inner
 def decode(data, q, step, scratch):
-    """Do what `decode_segment` does.
+    """Decode as `decode_segment` does, with scratch.
 
     Args: step: float32 > 0 to make q the bits of float32(index) * step, or 0 for the indices.
           scratch: arrays of `decoder_scratch`.
@@ -192,7 +193,7 @@ def decode(data, q, step, scratch):
 
 @_inline
 def can_pair(num_values):
-    """Return whether `decode_two` takes segments of so many indices: one stream of vectors."""
+    """Return whether `decode_two` takes segments of so many indices: one stream in vectors."""
     return wide.takes(num_lanes(num_values)) and num_streams(num_values) == 1
 
 
@@ -204,7 +205,7 @@ def can_pair_with(num_values, other_num_values):
 
 @inner
 def decode_two(data, q, step, scratch, other_data, other_q, other_step, other_scratch):
-    """Decode two segments that can pair at a time. Return whether each of them is valid."""
+    """Decode two segments at a time, which can pair. Return whether each of them is valid."""
     is_open = data.size >= 4 and _open(data, q.size, step, scratch)
     other_is_open = other_data.size >= 4 and _open(
         other_data, other_q.size, other_step, other_scratch

@@ -1,4 +1,4 @@
-"""A segment's bytes that are not entropy coded, in numba.
+"""Read and write the bytes of a segment that are not entropy coded, in numba.
 
 They are numbers and the weights of the classes, then low bits and escaped indices.
 """
@@ -47,7 +47,7 @@ def put_varint(out, at, value):
 
 @_inner
 def get_varint(data, at):
-    """Return (value, place after it), or (0, -1) if it has no end or takes over 5 bytes."""
+    """Return (value, place after it), or (0, -1) if it has no end or takes more than 5 bytes."""
     value = np.int64(0)
     for k in range(5):
         if at < 0 or at + k >= data.size:
@@ -114,7 +114,7 @@ def get_weights(data, at, weights):
 def put_low_bits(q, base, shift, out):
     """Write the low bits to out, a plane for each bit.
 
-    Bit t of byte j of a plane is that of index t * stride + j.
+    Bit t of byte j of a plane belongs to index t * stride + j.
     """
     stride = (q.size + 7) // 8
     base = np.int32(base)
@@ -175,9 +175,9 @@ def put_escapes(q, base, shift, num_classes, out, at):
 
 @_inner
 def get_escapes(data, q):
-    """Replace what the escape symbol decoded to by the escaped indices in data.
+    """Replace decoded escape symbols by the escaped indices in data.
 
-    Returns: False if their number is not that of the escape symbols.
+    Returns: False if the numbers of escaped indices and escape symbols differ.
     """
     at = 0
     for begin in range(0, q.size, 64):

@@ -1,14 +1,14 @@
 """rANS of a segment's indices in plain Python integers: the definition.
 
-    class of q = floor((q - base) / 2^shift); q is escaped where that is none of 0..A-1
+    class of q = floor((q - base) / 2^shift); q is escaped if that is none of 0..A-1
     encoding a class of frequency f and start c:  x -> floor(x / f) M + x mod f + c
     decoding it:  the slot x mod M tells f and c;  x -> f floor(x / M) + x mod M - c
 
-A state x lies in 2^15..2^31 - 1. Where encoding would leave this range, the low 16 bits of x are
-first moved to a *word*. The decoder takes a word back where its state falls below 2^15. It reads
+A state x lies in 2^15..2^31 - 1. If encoding would leave this range, the low 16 bits of x are first
+moved to a *word*. The decoder takes a word back when its state falls below 2^15. The decoder reads
 the words in order, so the encoder goes through the indices, and writes the words, backwards.
 
-All indices share one table. Each stream of 2^16 indices has states and words of its own, so that
+All indices share one table. Each stream of 2^16 indices has its own states and words, so that
 streams can be coded at the same time. In a stream the states take turns, one index each, so that
 their indices can be coded at the same time, too.
 Bytes: FORMAT.md, "rans". Shapes: N indices, A classes, C streams, M = 2^log slots.
@@ -33,7 +33,7 @@ def num_lanes(num_values: int) -> int:
 
 
 def streams_of(num_values: int) -> list[slice]:
-    """Return the indices of each stream: 2^16; the last one also has what remains."""
+    """Return the indices of each stream: 2^16 a stream; the last one also has the rest."""
     begins = [STREAM * c for c in range(max(1, num_values // STREAM))]
     return [slice(a, b) for a, b in zip(begins, [*begins[1:], num_values], strict=True)]
 
@@ -41,20 +41,21 @@ def streams_of(num_values: int) -> list[slice]:
 def table_log(num_values: int, num_symbols: int) -> int:
     """Return log2 of the number of slots.
 
-    That is enough for every symbol, and a table filled in less time than the indices are read.
+    There are enough slots for every symbol, and filling the table takes less time than reading the
+    indices.
     """
     return max(num_symbols.bit_length() + 1, min(MAX_LOG, num_values.bit_length() // 2 + 4))
 
 
 def num_initial_classes(num_values: int) -> int:
-    """Return how many classes an encoder begins with: at least 16, and 256 from 1024 indices on."""
+    """Return with how many classes an encoder begins: at least 16, and 256 from 1024 indices on."""
     return 1 << min(8, max(4, num_values.bit_length() - 3))
 
 
 def log2(n: int) -> int:
     """Return log2(n) * 2^16 for n >= 1, at most 0.9 % of one bit off.
 
-    Integers, because they give the same result on every machine.
+    It uses integers, which give the same result on every machine.
     """
     b = n.bit_length() - 1
     f = ((n << 16) >> b) - 65536
@@ -148,10 +149,10 @@ def cost(counts: list[int], shift: int, num_escapes: int) -> int:
 
 
 def initial_classes(q: list[int]) -> tuple[int, int]:
-    """Return (base, shift) of the classes an encoder begins with.
+    """Return (base, shift) of the classes with which an encoder begins.
 
-    They cover all indices, or, where outliers would make them too wide for the others, what lies
-    around the median of 15 indices.
+    They cover all indices. If outliers would make them too wide, they cover a range around the
+    median of 15 indices.
     """
     low, high, num_classes = min(q), max(q), num_initial_classes(len(q))
     shift = 0
@@ -173,7 +174,7 @@ def initial_classes(q: list[int]) -> tuple[int, int]:
 def choose_classes(q: list[int]) -> tuple[int, int, list[int], int]:
     """Return (base, shift, counts of the classes, number of escaped indices).
 
-    Begins with the finest classes and merges pairs of them as long as that saves 0.4 %.
+    It begins with the finest classes, and merges pairs of them as long as that saves 0.4 %.
     """
     base, shift = initial_classes(q)
     counts, num_escapes = [0] * num_initial_classes(len(q)), 0
@@ -230,7 +231,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 def put_low_bits(q: list[int], base: int, shift: int) -> bytes:
     """Return the low bits of q - base, a plane for each bit.
 
-    Bit t of byte j of a plane is that of index t * stride + j.
+    Bit t of byte j of a plane belongs to index t * stride + j.
     """
     stride = (len(q) + 7) // 8
     bits = [0] * (8 * stride * shift)

@@ -1,12 +1,12 @@
-"""The coder of one stream in numba: its rANS states and the 16-bit words they give off.
+"""Coder of one stream in numba: its rANS states, and the 16-bit words that they emit.
 
-Two or four states are in registers; with more, four are coded at a time, so that their latencies
-overlap. A single state, of up to 255 indices, takes the loop that codes what is left over. Streams
-of 16 states and more are coded in vectors where the CPU has them: wide/. Only the loop that decodes
-what is left over branches on the data. M = 2^log slots; a state lies in 2^15..2^31 - 1.
+Two or four states are in registers. More states are coded four at a time, so that their latencies
+overlap. A single state, of up to 255 indices, takes the loop that codes the rest. Streams of 16
+states and more are coded in vectors if the CPU has them (wide/). Only the loop that decodes the
+rest branches on the data. M = 2^log slots; a state lies in 2^15..2^31 - 1.
 
-The encoder goes through the indices backwards, and writes the words in that order, so the last
-word of the stream comes first.
+The encoder goes through the indices backwards and writes the words in that order, so the last word
+of the stream comes first.
 """
 
 # mypy: ignore-errors
@@ -24,7 +24,7 @@ _ZERO, _ONE, _TWO, _FOUR, _SIXTEEN = (np.uint64(n) for n in (0, 1, 2, 4, 16))
 
 @inner
 def fill_encoder_table(frequencies, log, inverses, updates):
-    """Fill in what `_push` needs of each symbol.
+    """Fill the tables that `_push` needs for each symbol.
 
     x // f == x * inverse >> (31 + log) for all states x < f * 2^(31 - log), f being the symbol's
     frequency: the inverse is too large by less than 2^-(31 + log), so the product by less than 1/f.
@@ -125,13 +125,13 @@ def _push_many_states(symbols, tables, shifts, words, used, states):
 def push_stream(q, base, shift, last, tables, log, symbols, words, states, ahead=0):
     """Encode all indices q of a stream, the last one first.
 
-    Args:    last: the last symbol, which is the escape where there is one.
+    Args:    last: the last symbol, which is the escape if there is one.
              tables: inverses and updates of `fill_encoder_table`, and the table of wide/,
-                     which is read only where `wide.takes` the states.
+                     which is read only if `wide.takes` the states.
              symbols: uint16 scratch, as many as q.
              words: uint16, as many as q and SPARE_WORDS; the last word of the stream is first.
              states: [K] uint32, all LOWER; becomes the states to send.
-             ahead: address of what is read after the stream, or 0: see wide/.
+             ahead: address of what is read after the stream, or 0 (wide/).
     Returns: the number of words.
     """
     inverses, updates, table = tables
@@ -271,7 +271,7 @@ def pop_rest(words, table, log, states, i, at, q):
 
 @inner
 def pop_stream(words, table, log, states, q):
-    """Decode words into q with the states [K] uint32 of a stream. See `pop_rest`."""
+    """Decode words into q with the states [K] uint32 of a stream. Returns as `pop_rest` does."""
     parts = table.view(np.uint16).reshape(table.size, 4)
     values = table.view(np.int32).reshape(table.size, 2)
     views = parts, values, np.uint64(table.size - 1)

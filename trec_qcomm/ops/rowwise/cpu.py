@@ -2,8 +2,8 @@
 
 A group of adjacent segments (ops.adjacent) is read twice: once for each row's smallest and largest
 value, once to quantize. Rows that hold NaN or inf are read once more. Values are compared by
-integer keys that are monotone in the float: LLVM vectorizes that, unlike float min and max, and NaN
-and inf are the extremes. Shapes: T segments in a group, n rows each.
+integer keys that are monotone in the float. LLVM vectorizes these comparisons, unlike float min and
+max, and NaN and inf are the extremes. Shapes: T segments in a group, n rows each.
 """
 
 import numpy as np
@@ -27,9 +27,10 @@ _CLAMPED = -105
 
 
 def encode(values, segments, payload, at, *, bits, stochastic, seed):
-    """Write the segments; return the first one that holds NaN or inf, or -1.
+    """Write the segments.
 
-    Returns: that, and [S] int64, the number of flushed values of each, or None where all are 0.
+    Returns: the first segment that holds NaN or inf, or -1; and [S] int64, the number of flushed
+        values of each, or None if all are 0.
     """
     rows, data = arrays(values.float(), payload)
     counts = np.zeros(segments.num_segments, np.int64)
@@ -253,8 +254,8 @@ def _scan(values, words, start, stride, dim, lows, highs, finite, amax):
 def grids(first, second, top, lows, highs, finite, low_bits, scale_bits, inverses, levels):
     """Write each row's low, scale and number of levels, [n]; `lows` becomes the decoded lows.
 
-    It is a loop of its own, so that the latencies of the rows overlap: inside `_codes` it costs 14
-    of 46 ns for a row of 64 values.
+    It is a separate loop, so that the latencies of the rows overlap. Inside `_codes` it would cost
+    14 of 46 ns for a row of 64 values.
     """
     for i in range(lows.size):
         lo = np.float32(lows[i] * first) * second
@@ -358,8 +359,11 @@ def _encode(
 
 @inner
 def scaling(halves, at):
-    """Return of the segment that begins at `at`: whether its exponent is one that encoders write,
-    the two factors of its values, and whether these may be beyond the largest float32."""
+    """Return three facts of the segment that begins at `at`.
+
+    They are: whether encoders write such an exponent, the two factors of its values, and whether
+    the values may be beyond the largest float32.
+    """
     k = np.int64(np.int16(halves[at // 2]))
     first, second = factors_of(-k)
     return MIN_EXPONENT <= k <= MAX_EXPONENT, first, second, k <= _CLAMPED

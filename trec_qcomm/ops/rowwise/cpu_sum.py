@@ -1,7 +1,7 @@
 """Sum of the decoded rows of several parts, in numba. Same bits as reference.decode_sum.
 
-Rows of all parts are added up where they lie, a stretch of rows at a time, which stays in the
-cache. So nothing but the sums is written to memory.
+Rows of all parts are added up where they lie. A stretch of rows at a time stays in the cache, so
+only the sums are written to memory.
 Shapes: P parts of S segments; T segments in a group, n rows each.
 """
 
@@ -63,7 +63,7 @@ def _add_held(out, begin_row, end_row, start, stride, dim, held):
 def decode_sum(payload, at, offsets, start, stride, dim, out, bits, held_at):
     """Write the sums; return the first segment of all parts with a wrong exponent, or -1.
 
-    Args: at: [P, S].  held_at: the place of what `out` holds among the terms, or -1.
+    Args: at: [P, S].  held_at: index, among the terms, of the rows that `out` holds, or -1.
     """
     halves = payload[: payload.size // 2 * 2].view(np.uint16)
     num_parts, num_segments = at.shape

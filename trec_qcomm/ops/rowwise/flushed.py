@@ -1,6 +1,7 @@
-"""The count of values that rowwise loses beside a far larger one of their row, in numba.
+"""Count the values that rowwise loses beside a far larger value of their row, in numba.
 
-What counts: reference.count_flushed. Most rows are not looked at, so that it costs next to nothing.
+reference.count_flushed defines what counts. Most rows are not looked at, so that counting costs
+next to nothing.
 """
 # mypy: ignore-errors
 
@@ -44,8 +45,8 @@ def count_flushed(values, at, dim, first, second, inverse):
 def coarsest_ordinary(values, start, stride, dim, first, second, inverses):
     """Return the largest inverse scale of a row whose flushed values are to be counted.
 
-    These are rows 64 times as coarse as the finest of a sample, or all rows where one of the sample
-    looks flushed. So a segment without such rows costs a look at 4 of them.
+    Rows count that are 64 times as coarse as the finest row of a sample, or all rows if one row of
+    the sample looks flushed. So a segment without such rows costs a look at 4 rows.
     """
     finest = np.float32(0)
     for i in range(0, inverses.size, max(1, -(-inverses.size // _SAMPLED_ROWS))):

@@ -1,8 +1,8 @@
 """Row-wise quantization in Triton. Same bytes as reference.py.
 
-Encoding reads the rows twice, in two launches: the largest magnitude of each segment, then the
-rows, where the program of a segment's first rows writes its header, too. Decoding is one launch. A
-program takes BLOCK_ROWS whole rows of one segment. Codes are moved in words of 32 bits where a row
+Encoding reads the rows twice, in two launches: once for the largest magnitude of each segment, once
+to encode. The program of a segment's first rows also writes its header. Decoding is one launch. A
+program takes BLOCK_ROWS whole rows of one segment. Codes are moved in words of 32 bits if a row
 fills them, else byte by byte.
 """
 
@@ -35,9 +35,10 @@ def encode(
     stochastic: bool,
     seed: int,
 ) -> tuple[Tensor, None]:
-    """Write the segments; return [1] int32, the first one that holds NaN or inf, or -1.
+    """Write the segments, without waiting for the GPU.
 
-    Returns: that, and None: flushed values are not counted. Nothing has waited for the GPU.
+    Returns: [1] int32, the first segment that holds NaN or inf, or -1; and None, because flushed
+        values are not counted.
     """
     blocks = RowBlocks.from_segments(segments, at, values.device)
     # No segment that is not finite, and no magnitude of any segment yet.
@@ -54,8 +55,10 @@ def encode(
 
 
 def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> Tensor:
-    """Write the rows; return [1] int32, the first segment with an exponent that no encoder writes,
-    or -1."""
+    """Write the rows.
+
+    Returns: [1] int32, the first segment with an exponent that no encoder writes, or -1.
+    """
     blocks = RowBlocks.from_segments(segments, encoded.at, out.device)
     payload, wrong = encoded.payload, no_segment(out.device)
     blocks.launch(
@@ -68,8 +71,11 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> T
 def decode_sum(
     encoded: Encoded, segments: Segments, out: Tensor, *, bits: int, held_at: int
 ) -> Tensor:
-    """Write the sums; return [1] int32, the first segment of all parts with an exponent that no
-    encoder writes, or -1."""
+    """Write the sums.
+
+    Returns: [1] int32, the first segment of all parts with an exponent that no encoder writes, or
+        -1.
+    """
     blocks = RowBlocks.from_segments(segments, encoded.at, out.device)
     payload, wrong = encoded.payload, no_segment(out.device)
     num_terms = len(encoded.at) // max(segments.num_segments, 1) + (held_at >= 0)
@@ -159,8 +165,7 @@ def halves_of(seed: int) -> tuple[int, int]:
 
 @triton.jit
 def dither(number, seed_low, seed_high):
-    """Return the dither of the values of these numbers, as reference.dither defines it. All
-    arguments are uint32."""
+    """Return the dither of the values of these numbers, uint32, as reference.dither defines it."""
     h = number + seed_low
     h = (h ^ (h >> 16)) * 0x7FEB352D
     h = h ^ seed_high

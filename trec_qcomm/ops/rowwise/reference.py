@@ -36,7 +36,7 @@ def times_power_of_two(x: Tensor, k: int) -> Tensor:
 
 
 def half_down(x: Tensor) -> Tensor:
-    """[..] float32 -> the largest float16 <= x; zeros become +0."""
+    """Return the largest float16 <= x, [..] float32; zeros become +0."""
     h = x.to(torch.float16)
     bits = h.view(torch.int16).to(torch.int32) & 0xFFFF
     lower = torch.where(bits < 0x8000, bits - 1, bits + 1)
@@ -46,7 +46,7 @@ def half_down(x: Tensor) -> Tensor:
 
 
 def half_up(x: Tensor) -> Tensor:
-    """[..] float32 >= 0 -> the smallest float16 >= x; zeros become +0."""
+    """Return the smallest float16 >= x, [..] float32 >= 0; zeros become +0."""
     h = x.to(torch.float16)
     bits = (h.view(torch.int16) & 0x7FFF) + (h.float() < x).to(torch.int16)
     return bits.view(torch.float16)
@@ -121,9 +121,9 @@ def dequantize_rows(q: Tensor, scale: Tensor, low: Tensor, *, bits: int) -> Tens
 def count_flushed(x: Tensor, y: Tensor, scale: Tensor) -> int:
     """Return how many values are flushed in rows that a far larger value makes coarse.
 
-    A value is flushed if it is not 0 and below 1/256 of its row's scale: what is decoded says
-    nothing of it. It counts where these are at least 3, and three quarters of the row's values that
-    are not 0. Kernels look at samples first, and may count less.
+    A value is flushed if it is not 0 and below 1/256 of its row's scale, so that the decoded value
+    tells nothing of it. Flushed values count only if there are at least 3, and if they are three
+    quarters of the row's nonzero values. Kernels look at samples first, and may count less.
 
     Args: x: [n, D] float32.  y: [n, D], the same times 2^k.  scale: [n] int16, of quantize_rows.
     """
@@ -145,9 +145,10 @@ def encode(
     stochastic: bool,
     seed: int,
 ) -> tuple[int, None]:
-    """Write the segments; return the first one that holds NaN or inf, or -1.
+    """Write the segments.
 
-    Returns: that, and None: flushed values are not counted.
+    Returns: the first segment that holds NaN or inf, or -1; and None, because flushed values are
+        not counted.
     """
     nonfinite = -1
     for s in range(segments.num_segments):

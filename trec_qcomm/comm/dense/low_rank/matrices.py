@@ -1,12 +1,13 @@
-"""Matrices: what one rank keeps of the gradients that are sent as two factors of low rank.
+"""Matrices: state of one rank for the gradients that are sent as two factors of low rank.
 
-For each parameter that is a residual, in the unit of the mean over ranks as in
-comm.dense.error_feedback, and the right factor of the last step, from which the next step begins.
+The state of a parameter is a residual and the right factor of the last step, from which the next
+step begins. The residual is in the unit of the mean over ranks, as in comm.dense.error_feedback.
 Both are kept by the parameters' names, in the memory of the gradients, and outlive DDP's buckets.
 
-Results and residuals are products in float32. Where torch may round their factors to TF32 or BF16
-(a GPU, and a CPU by `torch.set_float32_matmul_precision`), they are products in float64, which it
-never rounds: else what it drops would be in neither of them.
+Results and residuals are products in float32. Torch may round the factors of such a product to TF32
+or BF16: on a GPU, and on a CPU by `torch.set_float32_matmul_precision`. There the products are in
+float64, which torch never rounds. Otherwise the rounding error would be in neither result nor
+residual.
 
 Knows: names, shapes. Does not know: codecs, messages, which rank of the job this is.
 Shapes: a matrix has n rows and m columns, and is sent with rank r.
@@ -36,9 +37,9 @@ class MatrixShape:
 
     Args:
         name: the parameter's name.
-        num_rows, num_columns: n and m; the parameter's first dimension, and all others.
+        num_rows, num_columns: n, the parameter's first dimension, and m, all other dimensions.
         rank: r, less than n and m.
-        block, coding: values of a block and number of the Coding of both factors.
+        block, coding: values of a block, and index of the Coding, for both factors.
     """
 
     name: str
@@ -55,33 +56,33 @@ class MatrixShape:
 
     @property
     def left(self) -> ParameterShape:
-        """What is sent first, [r, n]: the columns of a basis one behind the other."""
+        """Shape of the first factor, [r, n]: the columns of a basis one after the other."""
         numel = self.rank * self.num_rows
         return ParameterShape(self.name + LEFT, numel, self.block, self.coding, is_factor=True)
 
     @property
     def right(self) -> ParameterShape:
-        """What is sent then, [r, m]: the coordinates in that basis."""
+        """Shape of the second factor, [r, m]: the coordinates in that basis."""
         numel = self.rank * self.num_columns
         return ParameterShape(self.name + RIGHT, numel, self.block, self.coding, is_factor=True)
 
 
 def parameter_of(name: str) -> str:
-    """Return the name of the parameter of which a sent name is a factor, or the name itself."""
+    """Return the parameter to which a factor's name belongs; other names are returned unchanged."""
     return name.removesuffix(LEFT).removesuffix(RIGHT)
 
 
 class Matrix:
-    """What one rank keeps of one matrix.
+    """State of one matrix on one rank.
 
-    Attributes: shape: its shape.  residual: [n, m] float32, not sent yet.  right: [r, m] float32,
-        with which the next step begins.
+    Attributes: shape: the matrix's shape.  residual: [n, m] float32, not sent yet.  right: [r, m]
+        float32, with which the next step begins.
     """
 
     def __init__(self, shape: MatrixShape, seed: int) -> None:
         """Begin without a residual, and with a right factor of noise.
 
-        Args: seed: seed of the noise, which depends on the parameter's name, too.
+        Args: seed: seed of the noise; the noise also depends on the parameter's name.
         """
         self.shape = shape
         key = repr((seed, shape.name)).encode()
@@ -95,9 +96,9 @@ class Matrix:
         self._next_residual, self._came = torch.empty_like(self.residual), self._noise
 
     def load(self, residual: Tensor | None, right: Tensor | None) -> None:
-        """Continue from a residual [n m] and a right factor [.., m]; None: this one stays.
+        """Continue from a residual [n m] and a right factor [.., m]; None keeps the present one.
 
-        Of the right factor the first r rows are taken, and noise where it has fewer.
+        The first r rows of the right factor are taken. If it has fewer, noise fills the rest.
         """
         if residual is not None:
             self.residual = residual.view_as(self.residual).clone()
@@ -108,7 +109,7 @@ class Matrix:
     def begin(self, gradient: Tensor) -> Tensor:
         """Add the residual to a gradient, in place, and return this rank's part of L, [r, n].
 
-        A gradient of nothing but zeros, of a parameter that was not used, gets none; its residual
+        A gradient of only zeros, of a parameter that was not used, gets no residual; the residual
         waits.
 
         Args: gradient: [n, m], divided by the number of ranks.
@@ -129,7 +130,7 @@ class Matrix:
         """Write the result, and note for `keep` what was not sent and what came.
 
         Args:
-            matrix: [n, m], what `begin` made of the gradient; the result is written there.
+            matrix: [n, m], the gradient as `begin` changed it; the result is written there.
             left: [r, n], orthonormal rows.
             sent: [r, m], this rank's share of `came`.
             came: [r, m], the sum over ranks.
@@ -149,7 +150,8 @@ class Matrix:
     def keep(self, ok: Tensor) -> None:
         """Keep what was not sent, and begin the next step from what came.
 
-        Args: ok: [] bool, whether all results of the step are finite. If not, all stays as it was.
+        Args: ok: [] bool, whether all results of the step are finite. If not, the state stays as it
+            was.
         """
         if frame.is_on_gpu(ok):
             self.residual = torch.where(ok, self._next_residual, self.residual)
@@ -195,8 +197,8 @@ class Matrices:
 
         Args:
             residuals: [n m] each.
-            rights: right factors, [.., m] each. Their first r rows are taken, and noise where they
-                have fewer.
+            rights: right factors, [.., m] each. Their first r rows are taken; noise fills missing
+                rows.
         Raises: ValueError: another number of values or columns.
         """
         for name in self.by_name.keys() & residuals.keys():
@@ -211,9 +213,9 @@ class Matrices:
 
 
 def orthonormal_rows(rows: Tensor) -> Tensor:
-    """Return orthonormal rows [r, n] that span all of `rows` [r, n], and more where they depend.
+    """Return orthonormal rows [r, n] that span `rows` [r, n], and more if `rows` are dependent.
 
-    All values are NaN where one is NaN or inf. Equal machines give equal bits.
+    If one value is NaN or inf, all results are NaN. Equal machines give equal bits.
     """
     basis: Tensor = torch.linalg.qr(rows.T).Q.T
     return torch.add(basis, torch.linalg.vector_norm(rows, torch.inf), alpha=0)

@@ -1,27 +1,27 @@
 """LowRankReduction: an all-reduce that sends two factors of low rank in place of some matrices.
 
-With M_w the gradient of rank w, divided by N, and its residual, and R what came last time:
+M_w is the gradient of rank w, divided by N, plus its residual. R is the C of the last step.
 
     L = sum of R M_w',  its rows made orthonormal          first message, [r, n]
     C = sum of L M_w                                       second message, [r, m]
     result = L' C,  the projection of the sum M of all M_w on what L spans
     residual_w = M_w - L' S_w,  where S_w is what rank w added to C;  R = C
 
-Codecs change both messages. A changed L is just another basis. What codecs keep back of C is part
-of S_w, on the ranks where it was kept back (LostValues), so it ends in the residuals, too: the sums
-of S_w and of what came are the same, and after any number of steps the sum of the results differs
-from the sum of the gradients by the last residuals alone. Unlike M_w less the result, which has
-that property as well, M_w - L' S_w does not grow with the differences between ranks.
+Codecs change both messages. A changed L is just another basis. A codec's error in C is part of S_w
+on the rank that encoded (LostValues), so it ends in the residuals, too. The sum of all S_w equals
+the C that came. So after any number of steps the sum of the results differs from the sum of the
+gradients by the last residuals alone. M_w minus the result would have that property as well, but it
+grows with the differences between ranks; M_w - L' S_w does not.
 
-All ranks end with equal bits where their machines are equal: both messages end so on all ranks, and
-what follows from them is computed alike. `comm.dense.replica_check` sees where it is not so.
+All ranks end with equal bits if their machines are equal: all ranks receive the same two messages
+and compute the result alike. `comm.dense.replica_check` finds ranks that differ.
 
-Vectors and matrices of which factors are no smaller travel in the first message, as without this
+Vectors, and matrices whose factors are no smaller, travel in the first message, as without this
 class. So a bucket takes twice the number of messages of an ordinary all-reduce.
 
 Knows: factors, all-reduces. Does not know: codecs, DDP, process groups.
 Source: Vogels et al. 2019 (PowerSGD: one power iteration a step from the last factor, feedback).
-Ours: that codecs' losses go into the residual.
+Ours: the codecs' errors go into the residual.
 Shapes: N ranks; E values of a bucket; matrices [n, m], r their rank.
 """
 
@@ -58,7 +58,7 @@ class _Messages(NamedTuple):
 
 
 class LowRankReduction(Reduction):
-    """All-reduces of one rank, some parameters of which are sent as factors; see the module."""
+    """All-reduces of one rank that send some parameters as two factors."""
 
     matrices: Matrices
 
@@ -75,7 +75,7 @@ class LowRankReduction(Reduction):
         """Prepare for all-reduces.
 
         Args: matrices: the parameters that are sent as factors.  others: keyword arguments of
-            Reduction; its `parameters` has the factors in their place.
+            Reduction; `parameters` has the factors in place of these parameters.
         """
         super().__init__(options, rank, world_size, traffic, **others)
         self.matrices = Matrices(matrices, options.seed)
@@ -97,7 +97,7 @@ class LowRankReduction(Reduction):
         is_last: bool = True,
         **options: Any,
     ) -> Rounds:
-        """Return the rounds in which `bucket` becomes the mean over ranks; see Reduction.start.
+        """Return the rounds in which `bucket` becomes the mean over ranks, as Reduction.start does.
 
         Args: parameters: shapes of the bucket's whole parameters, not of factors.
         """

@@ -4,8 +4,8 @@ An encoder of quantization indices for ops.error_bound, which calls it for one s
 All other rows are literals, bit-packed (ops.bitpack). Copies are sent only where that is shorter,
 so a segment without equal rows costs one byte more than bit-packing alone.
 
-Wire: FORMAT.md, "vector_lz". `cpu` writes and reads it, also for the reference of error_bound, by
-the functions here; tests have it in plain Python, too.
+Wire: FORMAT.md, "vector_lz". `cpu` writes and reads it. The reference of error_bound calls `cpu`,
+too, by the functions here. Tests have it in plain Python.
 Source: Feng et al., SC 2024 (a row as LZ's symbol, a window of 32 to 255 rows); literals packed
 per 32 indices and the layout are ours.
 """
@@ -24,7 +24,7 @@ def encode_segment(q: Tensor, dim: int) -> Tensor:
 
 
 def decode_segment(data: Tensor, dim: int, num_values: int) -> Tensor:
-    """Decode [W] uint8 to [num_values] int32. Raise ValueError: bytes that no encoder writes."""
+    """Decode [W] uint8 to [num_values] int32. Raise ValueError for bytes that no encoder writes."""
     q = torch.empty(num_values, dtype=torch.int32)
     if not cpu.decode_segment(data.numpy(), dim, q.numpy()):
         raise ValueError("invalid indices")

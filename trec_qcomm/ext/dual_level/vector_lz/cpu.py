@@ -85,7 +85,8 @@ def _encode_copies(q, dim, distances, num_copies, out):
 def encode_segment(q, dim, out):
     """Write the indices q [N] int32, N a multiple of dim, to out [C] uint8.
 
-    Returns: the number of bytes used, or -1 where C is too small. Bytes behind them may be written.
+    Returns: the number of bytes used, or -1 if C is too small. Bytes after them may be written,
+        too.
     """
     if q.size == 0:
         return 0

@@ -32,7 +32,7 @@ from trec_qcomm.ops.rans import cpu as rans
 def encode(
     values, offsets, start, stride, dim, payload, at, max_nbytes, bounds, relative, nbytes, flushed
 ):
-    """Do what ops.error_bound.cpu.encode does, with the encoder VECTOR_LZ."""
+    """Encode as ops.error_bound.cpu.encode does, with the encoder VECTOR_LZ."""
     positions, scratch = cpu.positions_scratch(offsets, dim), cpu.group_scratch()
     q = np.empty((most_values(offsets, dim) + GROUP - 1) // GROUP * GROUP, np.int32)
     for s in range(start.size):
@@ -66,7 +66,7 @@ def encode(
 
 @kernel
 def decode(payload, at, nbytes, offsets, start, stride, dim, out):
-    """Do what ops.error_bound.cpu.decode does, for all encoders."""
+    """Decode as ops.error_bound.cpu.decode does, for all encoders."""
     scratch, rans_scratch = cpu.group_scratch(), rans.decoder_scratch()
     q = np.empty(most_values(offsets, dim), np.int32)
     for s in range(start.size):

@@ -1,9 +1,9 @@
 """Packed ids: ids and lengths of bags in few bytes, exactly. Wire: FORMAT.md, "Messages of ids".
 
 A segment is the bags that one rank sends one peer for one feature. Ids that do not decrease are
-sent as the steps from one to the next, with Rice's code where that is smaller; others as what they
-are above the smallest, with equally many bits each. Lengths that are few runs of equal ones cost
-nearly nothing; others have equally many bits each.
+sent as the steps from one id to the next, with Rice's code where that is smaller. Other ids are
+sent as differences from the smallest id, with equally many bits each. Lengths in a few runs of
+equal lengths cost nearly nothing. Other lengths have equally many bits each.
 
 `reference` is the definition; `cpu` writes and `cpu_read` reads the same bytes, and so does `gpu`.
 Source: Rice and Plaunt 1971; frame of reference (Goldstein et al. 1998); the layout is ours.
@@ -39,12 +39,12 @@ _REASONS = {
 
 @dataclass(frozen=True, eq=False)
 class PackedIds:
-    """Bytes of P messages, one behind the other.
+    """Bytes of P messages, one after the other.
 
     Args:
         payload: [W] uint8
         nbytes: P sizes, each with the room before it; 0 for a message without segments
-        num_ids: [S] int64 on CPU, ids of each segment
+        num_ids: [S] int64 on CPU, number of ids of each segment
     """
 
     payload: Tensor
@@ -58,8 +58,8 @@ class Bags:
 
     Args:
         ids: [N] int32 or int64
-        lengths: [B] int32 or int64, ids of each bag
-        num_bags: [S] int64 on CPU, bags of each segment
+        lengths: [B] int32 or int64, number of ids of each bag
+        num_bags: [S] int64 on CPU, number of bags of each segment
     `ids` and `lengths` are in the same memory.
     """
 
@@ -80,10 +80,10 @@ def encode(
     """Encode the bags of P messages. Waits for a GPU once.
 
     Args:
-        counts: P numbers of segments; they sum up to S.
+        counts: P ints, the number of segments of each message; they sum up to S.
         states_bags: whether the messages say how many bags each segment has.
         room: bytes to leave free before each message, a multiple of 8.
-        alignment: what the size of each message, with its room, is a multiple of: itself one of 8.
+        alignment: multiple of 8. The size of each message, with its room, is a multiple of it.
     Raises: ValueError: a wrong shape, dtype or device; lengths that are negative or do not sum up
         to the ids.
     Speed: 2.7 GB of sorted int64 ids a second or more on one core, 3.4 of others; a copy makes 40.
@@ -123,12 +123,12 @@ def decode(
 
     Args:
         payload: [W] uint8, contiguous; on a GPU it begins at a multiple of 8 bytes.
-        begins, ends: P places each, where the messages begin, behind their room, and end.
-        num_bags: [S] int64, bags of each segment; None where the messages say it.
-        dtypes: dtype of the ids, and that of the lengths.
-    Returns: the bags, and [S] int64, ids of each segment.
-    Raises: CorruptFrameError: bytes that no encoder writes. Nothing was allocated then but what the
-        bytes may hold: `ITEMS_PER_BYTE` ids and lengths for each of them.
+        begins, ends: P places each, where the messages begin, after their room, and where they end.
+        num_bags: [S] int64, bags of each segment; None if the messages say it.
+        dtypes: dtype of the ids, and dtype of the lengths.
+    Returns: the bags, and [S] int64, the number of ids of each segment.
+    Raises: CorruptFrameError: bytes that no encoder writes. At most `ITEMS_PER_BYTE` ids and
+        lengths were then allocated for each byte.
     """
     backend = choose_backend(backend, payload)
     if payload.dtype != torch.uint8 or payload.dim() != 1 or not payload.is_contiguous():

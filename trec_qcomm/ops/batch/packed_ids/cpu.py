@@ -1,9 +1,9 @@
 """Packed ids in numba: the encoder. Same bytes as reference.py; cpu_read.py is the decoder.
 
-A first kernel goes through all segments and chooses the parameters of each, so that sizes are known
-before memory is allocated; a second one writes. Loops over ids have no branches that depend on the
-ids but those of high parts. 64-bit words are stored at any byte and may reach 8 bytes behind a
-stream: what comes later is written later, and a message ends in spare bytes.
+A first kernel goes through all segments and chooses their parameters, so that sizes are known
+before memory is allocated. A second kernel writes. Only the loops over high parts have branches
+that depend on the ids. 64-bit words are stored at any byte, and may reach 8 bytes beyond a stream.
+That is safe: later bytes are written later, and a message ends in spare bytes.
 """
 
 import numpy as np
@@ -191,7 +191,7 @@ def plan_messages(ids, lengths, num_bags, counts, states_bags, room, alignment, 
         num_bags: [S] bags of each segment.  counts: [P] segments of each message.
         states_bags: whether each segment says how many bags it has.
         room: bytes that stay free before each message.
-        alignment: what the size of each message is a multiple of.
+        alignment: number of which the size of each message is a multiple.
         plans: [S] PLAN, written.  nbytes: [P] int64, written, `room` included.
     Returns: (NEGATIVE, OTHER_SUM or 0, the segment).
     """

@@ -1,8 +1,8 @@
 """Packed ids in numba: the decoder. It refuses and returns what reference.py does.
 
 A first kernel reads all heads, so that the sizes are known, and bounded by the bytes, before memory
-is allocated; a second one reads the streams. A message ends in spare bytes, so that 64-bit words
-are loaded from any byte of its streams.
+is allocated. A second kernel reads the streams. A message ends in spare bytes, so that 64-bit words
+can be loaded from any byte of its streams.
 """
 
 import numpy as np
@@ -160,9 +160,9 @@ def read_heads(data, begins, ends, count, states_bags, plans):
     """Read the heads of P messages of `count` segments each.
 
     Args:
-        data: [W] uint8.  begins, ends: [P] int64, message by message, their headers left out.
+        data: [W] uint8.  begins, ends: [P] int64, of each message without its header.
         plans: [P * count] cpu.PLAN, written; its bags are given unless `states_bags`.
-    Returns: (OK or what is wrong, the segment).
+    Returns: (OK or the kind of error, the segment).
     """
     for p in range(begins.size):
         at, end, items = begins[p], ends[p], np.int64(0)
@@ -282,7 +282,7 @@ def _read_ids(data, plan, ids):
 def read_streams(data, ends, count, plans, lengths, ids):
     """Fill lengths and ids from the streams of messages whose heads were read.
 
-    Returns: (OK or what is wrong, the segment).
+    Returns: (OK or the kind of error, the segment).
     """
     bag, first = np.int64(0), np.int64(0)
     for s in range(ends.size * count):

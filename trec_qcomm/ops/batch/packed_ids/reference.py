@@ -16,19 +16,19 @@ _MOD = 2**64
 
 
 class BadBytes(Exception):
-    """Bytes that no encoder writes. Args: the reason, and the number of the segment."""
+    """Error: bytes that no encoder writes. Args: the reason, and the index of the segment."""
 
 
 @dataclass
 class Plan:
-    """Parameters of one segment's bytes: what its header says.
+    """Parameters of one segment's bytes, as its header states them.
 
     Args:
-        runs: (length, number of bags) of each run of equal lengths; None where lengths are packed
-        length_bits, length_base: bits of a packed length, and what is added to it
+        runs: (length, number of bags) of each run of equal lengths; None if lengths are packed
+        length_bits, length_base: bits of a packed length, and the number that is added to it
         kind: one of OFFSETS, GAPS and STEPS, with or without UNARY
         bits: low bits of a word
-        base: the smallest id, or with gaps and steps the first
+        base: the smallest id; with gaps and steps the first id
         unary_nbytes: bytes of the words' high parts
     """
 
@@ -44,12 +44,12 @@ class Plan:
 
     @property
     def num_words(self) -> int:
-        """Number of words: one an id, or one from an id to the next."""
+        """Number of words: one for each id, or one from each id to the next."""
         return self.num_ids - (self.num_ids > 0 and self.kind & 3 != OFFSETS)
 
 
 def encode_message(bags: Sequence[Sequence[Sequence[int]]], *, states_bags: bool) -> bytes:
-    """Return the bytes of one message behind its header: heads, streams and padding.
+    """Return the bytes of one message after its header: heads, streams and padding.
 
     Args:
         bags: for each of S segments, for each of its bags, its ids.
@@ -145,8 +145,8 @@ def decode_message(
     """Return the lengths and ids of each segment.
 
     Args:
-        data: the message behind its header.
-        num_bags: bags of each segment; None where the message says it.
+        data: the message without its header.
+        num_bags: bags of each segment; None if the message says it.
     Raises: BadBytes: bytes that no encoder writes.
     """
     limit = ITEMS_PER_BYTE * len(data)

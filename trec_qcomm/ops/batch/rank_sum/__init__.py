@@ -1,10 +1,9 @@
-"""Sum of what several ranks sent, in rank order: ((part 0 + part 1) + part 2) + ...
+"""Add up the parts that several ranks sent, in rank order: ((part 0 + part 1) + part 2) + ...
 
-Numerics: float32, one rounding an addition. So the result does not depend on which part arrived
-first, and its error against exact sums is at most (P - 1) 2^-24 sum|x|. Where an addition gives
-NaN, it is 0x7fc00000, because processors differ in the bits of such a NaN.
-Parts of float16 and bfloat16 are added in that dtype, with one rounding an addition, as TorchRec's
-reduce-scatter adds them.
+Numerics: float32, one rounding an addition. So the result does not depend on the order of arrival,
+and its error against exact sums is at most (P - 1) 2^-24 sum|x|. An addition that gives NaN gives
+0x7fc00000, because processors differ in the bits of such a NaN. Parts of float16 and bfloat16 are
+added in that dtype, with one rounding an addition, as TorchRec's reduce-scatter adds them.
 Shapes: P parts of N values.
 """
 

@@ -27,7 +27,7 @@ def add(sums, x):
 
 @kernel
 def rank_sum(parts, out):
-    """Write out[i] = parts[0, i] + parts[1, i] + ... One-dimensional slices vectorize."""
+    """Write out[i] = parts[0, i] + parts[1, i] + ... (One-dimensional slices vectorize.)"""
     num_parts, size = parts.shape
     for begin in range(0, size, _STRETCH):
         end = min(begin + _STRETCH, size)

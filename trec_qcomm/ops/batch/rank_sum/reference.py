@@ -31,7 +31,7 @@ def sum_of_parts(
         encoded: for each part, for each segment, its bytes.
         segments: the rows of one part, and their places in `out`.
         decode: function that decodes one part; it returns the first bad segment, or -1 or None.
-        held_at: the place of what `out` holds among the terms, or -1.
+        held_at: index, among the terms, of the rows that `out` holds, or -1.
     Returns: the first bad segment of all parts, or -1.
     """
     num_segments, terms = segments.num_segments, []

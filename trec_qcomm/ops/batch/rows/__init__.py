@@ -1,8 +1,8 @@
-"""Some rows of a buffer: choose them, take them (packed), and add them back to their places.
+"""Choose some rows of a buffer, take them (packed), and add them back to their places.
 
 Rows lie in groups: row i of group g begins at value start[g] + i * stride[g]. `take` and `add` are
 each other's adjoint, so each is the other's backward.
-Numerics: one rounding an addition, to the values' dtype; for NaN see ops.rank_sum.
+Numerics: one rounding an addition, to the values' dtype; NaN as in ops.rank_sum.
 Shapes: G groups of n_g rows, N in all; U chosen rows, in S segments of rows of equal length.
 """
 
@@ -18,12 +18,12 @@ from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend, gpu_kernels
 
 
 class Choice:
-    """Rows that are chosen, whose number may be on its way from a GPU.
+    """Chosen rows, whose number may still be on its way from a GPU.
 
     Args:
-        counts: function that waits for the rows in each segment, [S] int64 on CPU.
+        counts: function that waits for the number of rows in each segment, [S] int64 on CPU.
         dim, groups: fields of Rows.
-        position: [N] int64, the places of the chosen rows first.
+        position: [N] int64, which begins with the places of the chosen rows.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ def choose(
 ) -> Rows:
     """Return the chosen rows of each group, group by group, in ascending order.
 
-    Waits for a GPU once. Arguments and errors: those of `begin_choice`.
+    Waits for a GPU once. Arguments and errors are those of `begin_choice`.
     """
     return begin_choice(chosen, first, num_rows, start, stride, dim, backend=backend).rows()
 
@@ -68,11 +68,11 @@ def begin_choice(
 
     Args:
         chosen: [N] bool, which rows to choose.
-        first, num_rows: [G] int64 on CPU: chosen[first[g] : first[g] + num_rows[g]] is about the
+        first, num_rows: [G] int64 on CPU. chosen[first[g] : first[g] + num_rows[g]] belongs to the
             rows of group g. The groups may be in any order.
         start, stride: [G] int64 on CPU, where the rows of each group lie, in values.
         dim: [G] int64 on CPU, values of a row.
-    Raises: ValueError: a shape, dtype or device that is not one of these.
+    Raises: ValueError: another shape, dtype or device.
     """
     if chosen.dtype != torch.bool or chosen.dim() != 1 or not chosen.is_contiguous():
         raise ValueError(f"chosen: expected contiguous 1-D bool, got {chosen.dtype}")
@@ -105,7 +105,7 @@ def begin_choice(
 
 
 def take(values: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = None) -> None:
-    """Pack rows: copy each from its position in `values` to `out`, one behind the other.
+    """Pack rows: copy each from its position in `values` to `out`, one after the other.
 
     Args:
         values: contiguous, any shape; float32, on a CPU also float16 or bfloat16.
@@ -126,15 +126,15 @@ def take(values: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = N
 
 
 def add(packed: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = None) -> None:
-    """Unpack rows: add each packed row to what is at its position in `out`, in order.
+    """Unpack rows: add each packed row to the values at its position in `out`, in order.
 
-    On a GPU, any two groups that the rows were chosen from must either begin at the same value and
-    then have the same places, or have no place in common.
+    On a GPU, any two groups of the chosen rows must either have the same places, or have no place
+    in common.
 
     Args:
         packed: [rows.num_values], float32; on a CPU also float16 or bfloat16.
         out: contiguous, any shape, of the same dtype.
-    Raises: ValueError: a wrong dtype, device or size, a row beyond `out`, or, on a GPU, rows that
+    Raises: ValueError: a wrong dtype, device or size, a row beyond `out`, or on a GPU rows that
         `choose` did not make there.
     """
     backend = _check(out, rows, packed, backend)

@@ -1,4 +1,4 @@
-"""Rows out of a buffer in numba. Same results as reference.py."""
+"""Choose, take and add rows of a buffer, in numba. Same results as reference.py."""
 
 from trec_qcomm.jit import kernel
 from trec_qcomm.ops.batch.rank_sum.cpu import plus
@@ -8,7 +8,8 @@ from trec_qcomm.ops.batch.rank_sum.cpu import plus
 def choose(chosen, first, num_rows, start, stride, counts, position):
     """Fill counts and position, and return U.
 
-    There is no branch: every row's position is written, and only that of a chosen row is kept.
+    There is no branch: every row's position is written, but only chosen rows move the place to
+    write.
     """
     total = 0
     for g in range(first.size):
@@ -25,7 +26,7 @@ def choose(chosen, first, num_rows, start, stride, counts, position):
 
 @kernel
 def span(position, counts, dim):
-    """Return where the lowest value lies, and the end of the highest; -1 for a negative count.
+    """Return the place of the lowest value, and the end of the highest; -1 for a negative count.
 
     position: [U], U >= 1, the sum of counts.
     """

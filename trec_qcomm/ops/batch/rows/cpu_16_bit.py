@@ -1,4 +1,4 @@
-"""Sums of float16 and bfloat16 rows at their places, in numba. Same results as reference.py."""
+"""Add rows of float16 and bfloat16 at their places, in numba. Same results as reference.py."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Destinations of rows that are added to a buffer on a GPU, and which groups each is shared by.
+"""Destinations of rows that are added to a buffer on a GPU, and the groups that share them.
 
 Several groups may have rows for the same places, for example one group a rank. To sum place by
 place, in order and without atomics, a kernel must know which groups share a destination.
@@ -19,8 +19,8 @@ class RowGroups:
 
     Args:
         num_rows, start, stride, dim: [G] int64 on CPU, as ops.rows.choose takes them.
-        number: [sum of num_rows] int32 on the device: for each row, group by group, its number
-            among all chosen rows, or -1 where it was not chosen.
+        number: [sum of num_rows] int32 on the device, for each row, group by group: its index among
+            all chosen rows, or -1 if it was not chosen.
     """
 
     num_rows: Tensor
@@ -31,7 +31,7 @@ class RowGroups:
 
     @property
     def span(self) -> tuple[int, int]:
-        """Span of the groups' values in a buffer: where the lowest lies, and the highest's end."""
+        """Place of the groups' lowest value in a buffer, and the end of their highest value."""
         used = self.num_rows > 0
         lasts = self.start + (self.num_rows - 1) * self.stride
         if not bool(used.any()):
@@ -47,7 +47,7 @@ class Rows:
         counts: [S] int64 on CPU, rows in each segment.
         dim: [S] int64 on CPU, values of a row.
         position: [U] int64 in the memory of the rows, where each row begins in its buffer.
-        groups: the groups that the rows were chosen from; `add` needs them on a GPU.
+        groups: groups from which the rows were chosen; `add` needs them on a GPU.
     """
 
     counts: Tensor
@@ -63,14 +63,14 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Destinations:
-    """Places in a buffer that rows are added to. No two destinations have a place in common.
+    """Places in a buffer to which rows are added. No two destinations have a place in common.
 
     Args:
         num_rows, start, stride, dim: [L] int64, the rows of each destination.
         first_member: [L + 1] int64, the first member of each destination, and the end.
         members: [M] int64, the groups whose rows are added there, in order for each destination.
         member_rows: [M] int64, how many rows each member has.
-        member_number: [M] int64, where its rows begin in `RowGroups.number`.
+        member_number: [M] int64, where each member's rows begin in `RowGroups.number`.
     """
 
     num_rows: Tensor
@@ -87,7 +87,7 @@ class Destinations:
         """Find the destinations of groups.
 
         The caller promises that groups which begin at the same value have the same places, and that
-        others have none in common.
+        other groups have no place in common.
 
         Raises: ValueError: groups that begin at the same value, but differ in dim or stride.
         """

@@ -1,10 +1,10 @@
-"""Rows out of a buffer in Triton. Same results as reference.py.
+"""Choose, take and add rows of a buffer, in Triton. Same results as reference.py.
 
-`choose` counts the chosen rows of each tile, torch sums these up, and a second pass over the flags
-numbers the rows. How many there are is on its way to the host when it returns. `take` and `add` are
-one launch each. `add` goes through the places that rows are added to (ops.rows.destinations), and
-at each place through the groups that have a row for it, in order. So one program reads and writes a
-place, once.
+`choose` counts the chosen rows of each tile, torch sums up these counts, and a second pass over the
+flags numbers the rows. When `choose` returns, the number of rows is on its way to the host. `take`
+and `add` are one launch each. `add` goes through the destinations (ops.rows.destinations), and at
+each place through the groups that have a row for it, in order. So only one program reads and writes
+a place, once.
 """
 
 from collections.abc import Callable
@@ -27,8 +27,11 @@ _FLAGS = 512  # rows that one program of `choose` looks at
 def choose(
     chosen: Tensor, first: Tensor, num_rows: Tensor, start: Tensor, stride: Tensor
 ) -> tuple[Callable[[], Tensor], Tensor, Tensor]:
-    """Return a function that waits for counts [G] int64 on CPU, position [sum of num_rows] int64
-    whose first U are those of Rows, and number [sum of num_rows] int32 (see RowGroups)."""
+    """Return the counts, positions and numbers of the chosen rows.
+
+    Returns: a function that waits for counts, [G] int64 on CPU; position, [sum of num_rows] int64,
+        whose first U are those of Rows; and number, [sum of num_rows] int32, as in RowGroups.
+    """
     device, rows = chosen.device, exclusive_cumsum(num_rows)
     total = int(rows[-1])
     position = torch.empty(total, dtype=torch.int64, device=device)

@@ -1,4 +1,4 @@
-"""Rows out of a buffer in plain torch: the definition."""
+"""Choose, take and add rows of a buffer, in plain torch: the definition."""
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ def index(rows: Rows) -> Tensor:
 
 
 def take(values: Tensor, rows: Rows, out: Tensor) -> None:
-    """Copy the rows to `out`, one behind the other."""
+    """Copy the rows to `out`, one after the other."""
     out.copy_(values.reshape(-1)[index(rows)].view_as(out))
 
 

@@ -1,10 +1,11 @@
-"""Distinct bags of ids: find them, take them, expand their rows to all samples, and sum back.
+"""Find distinct bags of ids, take them, expand their rows to all samples, and sum gradients back.
 
 A bag is the ids of one sample for one feature, in order, with their per-sample weights if there are
 any. Equal bags of one feature give equal rows, whatever the table holds. So only the distinct bags
-need to be looked up and sent; the rank that owns the samples keeps `inverse`.
+need to be looked up and sent. The rank that owns the samples keeps `inverse`.
 
-Exact: bags are equal if their ids and the bits of their weights are; a hash alone never decides.
+Exact: bags are equal if their ids and the bits of their weights are equal; a hash alone never
+decides.
 Shapes: G groups (features) of n_g bags, B bags in all; N ids; U distinct bags.
 """
 
@@ -37,11 +38,11 @@ def unique_bags(
         values: [N] int32 or int64, the ids.
         lengths: [B] int32 or int64, how many ids each bag has.
         num_bags: [G] int64 on CPU, how many bags each group has, >= 0; they sum to B.
-        max_share: [G] float64 on CPU. A group in which more than this share of the bags is distinct
-            is left as it is: all its bags count as distinct. With 1, all repeated bags are merged;
-            with 0, none, and the ids are not looked at.
+        max_share: [G] float64 on CPU. If more than this share of a group's bags is distinct, the
+            group is left as it is: all its bags count as distinct. With 1, all repeated bags are
+            merged. With 0, no bag is merged, and the ids are not looked at.
         weights: [N] float32, or None.
-    Raises: ValueError: a shape, dtype or device that is not one of these.
+    Raises: ValueError: another shape, dtype or device.
     Speed: 3 to 5 ns an id where all bags of a group hold one id, on one core.
     """
     _check_bags(values, lengths, weights)
@@ -81,12 +82,13 @@ def sort_by_id(
     *,
     backend: Backend | None = None,
 ) -> UniqueBags:
-    """Return the same bags with those of a group in the order of their ids.
+    """Return the same bags, with the bags of a group in the order of their ids.
 
-    It is done in groups whose bags all have at most one id; the others stay as they are. Bags
-    without an id come first, and equal bags keep their order.
-    Args: bags: what `unique_bags` made of the other arguments.
-    Raises: ValueError: a shape, dtype or device that is not one of these.
+    Groups with a bag of several ids stay as they are. Bags without an id come first, and equal bags
+    keep their order.
+
+    Args: bags: the result of `unique_bags` for the other arguments.
+    Raises: ValueError: another shape, dtype or device.
     """
     _check_bags(values, lengths, None)
     backend = choose_backend(backend, values)
@@ -134,15 +136,15 @@ def take_bags(
     num_ids: int | None = None,
     backend: Backend | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the ids, lengths and weights of some bags, one bag behind the other.
+    """Return the ids, lengths and weights of some bags, one bag after the other.
 
     Args:
         values, lengths, weights: all bags, as `unique_bags` takes them.
-        bags: [U] int64, numbers of the bags to take.
+        bags: [U] int64, indices of the bags to take.
         num_ids: how many ids these bags have, if the caller knows; None makes the host wait for a
             GPU.
     Returns: values, lengths and weights (None without weights) of the bags, in the same dtypes.
-    Raises: ValueError: a shape, dtype or device that is not one of these.
+    Raises: ValueError: another shape, dtype or device.
     """
     _check_bags(values, lengths, weights)
     backend = choose_backend(backend, values)
@@ -172,7 +174,7 @@ def expand(
     Args:
         rows: 1-D float32, the packed rows of all blocks.
         blocks: where each block's rows lie in `rows` and in `out`.
-        inverse: [F, B] int64, for each of B samples its distinct bag, one row for each group.
+        inverse: [F, B] int64, the distinct bag of each of B samples, one row for each group.
         out: [B, W] float32, contiguous; columns that belong to no block stay as they are.
     Raises: ValueError: a wrong shape, dtype or device, or a block beyond `rows`, `out` or
         `inverse`.
@@ -193,14 +195,14 @@ def sum_by_bag(
     *,
     backend: Backend | None = None,
 ) -> None:
-    """Write to each packed row the sum over the samples that have its bag: the reverse of `expand`.
+    """Write to each packed row the sum over the samples that have its bag: `expand` reversed.
 
     Args:
         matrix: [B, W] float32, contiguous.
         blocks: where each block's rows lie in `matrix` and in `out`.
-        inverse: [F, B] int64, for each of B samples its distinct bag, one row for each group.
+        inverse: [F, B] int64, the distinct bag of each of B samples, one row for each group.
         out: 1-D float32, the packed rows; values that belong to no block stay as they are.
-    Numerics: float32, added to 0 in the order of the samples; for NaN see ops.rank_sum.
+    Numerics: float32, added to 0 in the order of the samples; NaN as in ops.rank_sum.
     Raises: ValueError: a wrong shape, dtype or device, or a block beyond `out`, `matrix` or
         `inverse`.
     """

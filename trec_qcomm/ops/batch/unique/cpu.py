@@ -1,7 +1,7 @@
 """Distinct bags in numba. Same results as reference.py.
 
-Each group has an open-addressing hash table of bag numbers, cleared by one small memset. With
-16-bit numbers, which are used where they suffice, it stays in the L1 cache for a batch of 2048.
+Each group has an open-addressing hash table of bag numbers, cleared by one small memset. The
+numbers have 16 bits if that is enough; the table then stays in the L1 cache for a batch of 2048.
 """
 
 import numpy as np
@@ -133,7 +133,7 @@ def all_ones(lengths):
 def unique_bags(
     values, lengths, num_bags, max_share, bits, narrow, wide, most, first, counts, inverse
 ):
-    """Write first, counts and inverse; return U, or -1 where lengths do not sum up to N.
+    """Write first, counts and inverse; return U, or -1 if lengths do not sum up to N.
 
     Args:
         narrow, wide: memory for the hash table, int16 and int32; one of them is empty.
@@ -177,7 +177,7 @@ def unique_bags(
 
 @kernel
 def positions(starts, bags, index):
-    """Write to `index` where the ids of these bags are. starts: [B + 1], where all bags begin."""
+    """Write the places of these bags' ids to `index`. starts: [B + 1], where all bags begin."""
     at = 0
     for u in range(bags.size):
         for i in range(starts[bags[u]], starts[bags[u] + 1]):

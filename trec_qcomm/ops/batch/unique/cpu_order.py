@@ -1,7 +1,7 @@
-"""Order of distinct bags in numba. Same results as reference.py.
+"""Sort distinct bags by id, in numba. Same results as reference.py.
 
-A group's ids are sorted byte by byte, the lowest first, by counting; bytes that are 0 in all of
-them, above the bits of the largest distance from the smallest id, take no pass.
+A group's ids are sorted byte by byte, the lowest byte first, by counting. Only the bytes of the
+largest distance from the smallest id take a pass.
 """
 
 import numpy as np

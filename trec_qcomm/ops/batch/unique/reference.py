@@ -10,12 +10,12 @@ from trec_qcomm.ops.batch.rank_sum.reference import rank_sum
 
 @dataclass(frozen=True, eq=False)
 class UniqueBags:
-    """The distinct bags of every group, in order of first occurrence, or of ids (`sort_by_id`).
+    """Distinct bags of every group, in order of first occurrence, or of ids (`sort_by_id`).
 
     Args:
-        first: [U] int64, the number (among all B bags) of each distinct bag's first occurrence.
+        first: [U] int64, the index (among all B bags) of each distinct bag's first occurrence.
         counts: [G] int64 on CPU, how many bags of each group are distinct; they sum to U.
-        inverse: [B] int64, for each bag the distinct bag that it equals: its number in the group.
+        inverse: [B] int64, the distinct bag that each bag equals, by its index in the group.
         num_ids: [G] int64 on CPU, how many ids the distinct bags of each group have; None unless
             a GPU found them.
     `first` and `inverse` are in the memory of the ids.
@@ -29,9 +29,10 @@ class UniqueBags:
 
 @dataclass(frozen=True, eq=False)
 class BagBlocks:
-    """Places of the rows of S blocks, each the rows of one feature's (or column shard's) bags.
+    """Places of the rows of S blocks.
 
-    A block's rows lie in two buffers. Packed, there is one row for each distinct bag. In a matrix
+    A block is the rows of one feature's (or column shard's) bags. Its rows lie in two
+    buffers. Packed, there is one row for each distinct bag. In a matrix
     with one row for each sample, block s is the columns column[s] : column[s] + dim[s].
 
     Args:
@@ -39,7 +40,7 @@ class BagBlocks:
         num_rows: [S] int64 on CPU, distinct bags.
         dim: [S] int64 on CPU, values of a row.
         column: [S] int64 on CPU, the first column in the matrix.
-        group: [S] int64 on CPU, the row of `inverse` that is about these bags.
+        group: [S] int64 on CPU, the row of `inverse` for these bags.
     """
 
     start: Tensor

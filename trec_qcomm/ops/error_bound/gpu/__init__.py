@@ -1,7 +1,7 @@
-"""Error-bounded quantization in Triton, with the encoders bitpack and rans; reference.py's bytes.
+"""Error-bounded quantization in Triton, with bitpack and rans. Same bytes as reference.py.
 
-A segment is divided into groups of 1024 values. Unless said otherwise, a program has one warp and a
-chunk, which is up to eight groups of one segment, visited one after the other.
+A segment is divided into groups of 1024 values. Unless stated otherwise, a program has one warp and
+handles a chunk: up to eight groups of one segment, visited one after the other.
 
 Encoding with bitpack takes five launches:
 1. find_ranges reads all rows for the range of each segment, and so for its step;
@@ -11,15 +11,21 @@ Encoding with bitpack takes five launches:
 5. write_verbatim writes the verbatim values, which few groups have.
 Sizes of segments are known after the third launch. The host waits for them and for nothing else.
 
-Encoding with rans takes nine, because a segment's table must be known before its first index is
-coded: find_ranges; quantize_groups, which keeps the indices; choose_initial_classes and
-count_classes; choose_classes, which also makes the table; push_streams, one program a stream;
-lay_out_rans, for whose sizes the host waits; write_rans and write_verbatim.
+Encoding with rans takes nine launches, because a segment's table must be known before its first
+index is coded:
+1. find_ranges;
+2. quantize_groups, which keeps the indices;
+3. choose_initial_classes, and 4. count_classes;
+5. choose_classes, which also makes the table;
+6. push_streams, one program a stream;
+7. lay_out_rans, for whose sizes the host waits;
+8. write_rans, and 9. write_verbatim.
 
-Decoding takes four launches for segments of either encoder, and no wait: read_headers, one program
-a segment, reads the headers of groups one by one, because each tells where the next one is, or the
-table of rans; pop_streams reads symbols, one program a stream; read_rows and read_rans_rows write
-the rows, those of rans apart.
+Decoding takes four launches for segments of either encoder, and no wait:
+1. read_headers, one program a segment, reads the table of rans, or the headers of groups, one by
+   one, because each tells where the next one is;
+2. pop_streams, one program a stream, reads symbols;
+3. read_rows writes the rows of bitpack, and 4. read_rans_rows writes the rows of rans.
 
 Shapes: S segments, C chunks, G groups, T streams.
 """
@@ -66,7 +72,7 @@ def encode(
 ) -> tuple[int, None]:
     """Write the segments, and their nbytes, [S] int64 on CPU.
 
-    Returns: -1, and None: no value is refused, and flushed values are not counted.
+    Returns: -1, because no value is refused; and None, because flushed values are not counted.
 
     Args: bounds: [S] float64 on CPU.
     Raises: ValueError: an encoder that has no kernels.
@@ -207,7 +213,7 @@ _ENCODERS = {"bitpack": _encode_bitpack, "rans": _encode_rans}
 def decode(encoded: Encoded, segments: Segments, out: Tensor) -> Tensor:
     """Write the rows back.
 
-    Returns: [1] int32 on the device: -1, or NUM_REASONS times the number of the first invalid
+    Returns: [1] int32 on the device: -1, or NUM_REASONS times the index of the first invalid
              segment, plus the reason (cpu.BAD_SIZE and others).
     """
     device, payload = out.device, encoded.payload

@@ -24,10 +24,10 @@ def pop_streams(
 ):  # fmt: skip
     """Decode the symbols of each stream. One program a stream.
 
-    It must have one warp: a program of another stream may store the segment's kind while this one
-    loads it, and warps that load different kinds would not meet at a barrier.
+    The program must have one warp. A program of another stream may store the segment's kind while
+    this program loads it, and warps that load different kinds would not meet at a barrier.
 
-    Args: kinds: [S], becomes -1 where a stream is invalid.
+    Args: kinds: [S], becomes -1 if a stream is invalid.
           symbols: [1024 G] int16, to write.
           group_escapes: [G], stream_escapes: [T], to write the number of escape symbols.
     """

@@ -1,4 +1,4 @@
-"""Kernels that decode: headers of all segments, rows of all but rans, verbatim values."""
+"""Kernels that decode headers of all segments, rows of all but rans, and verbatim values."""
 # mypy: ignore-errors
 
 import triton
@@ -28,7 +28,7 @@ _OK, _BAD_SIZE, _BAD_ENCODER, _BAD_STEP, BAD_INDICES, _BAD_VERBATIM, _OTHER_ENCO
 def note_invalid(first_invalid, segment, reason):
     """Lower first_invalid [1] to NUM_REASONS * segment + reason, unless the reason is OK.
 
-    It is -1 at first, which is the largest uint32.
+    first_invalid is -1 at first, the largest uint32.
     """
     if reason != _OK:
         code = segment * _NUM_REASONS + reason

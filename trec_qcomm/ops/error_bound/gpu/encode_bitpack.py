@@ -1,4 +1,4 @@
-"""Kernels that encode with bitpack; what each is for: see the head of the package."""
+"""Kernels that encode with bitpack. The head of the package says what each is for."""
 # mypy: ignore-errors
 
 import triton
@@ -19,7 +19,7 @@ def measure_groups(
     num_values, start, gaps, at, group_offsets, chunk_offsets, num_segments, groups_per_chunk, dim,
     RELATIVE: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Write the widths of blocks, the bytes of groups and the number of verbatim values in each.
+    """Write the widths of blocks, and each group's bytes and number of verbatim values.
 
     Args: group_nbytes, verbatim_counts: [G] int32, block_widths: [32 G] uint8, to write; not
               written for raw segments.
@@ -68,7 +68,7 @@ def lay_out_bitpack(
     num_values, start, gaps, at, group_offsets, chunk_offsets, num_segments, groups_per_chunk, dim,
     RELATIVE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write where all groups go, and what surrounds them: kinds and nbytes [S], headers, padding.
+    """Write the places of all groups, and around them headers, padding, kinds [S] and nbytes [S].
 
     Args: group_places: [G] int64, to write the place of each group in the payload.
           verbatim_before: [G] int64, to write the number of verbatim values before it.

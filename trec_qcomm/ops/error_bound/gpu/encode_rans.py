@@ -195,7 +195,7 @@ def lay_out_rans(
     num_values, start, gaps, at, group_offsets, chunk_offsets, num_segments, groups_per_chunk, dim,
     RELATIVE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write where all parts go, and what surrounds them: kinds and nbytes [S], headers, padding.
+    """Write the places of all parts, and around them headers, padding, kinds [S] and nbytes [S].
 
     One program a segment.
 

@@ -1,6 +1,7 @@
-"""Kernels that encode what all encoders share: ranges, headers and padding, verbatim values.
+"""Kernels for the parts that all encoders share: ranges, headers and padding, verbatim values.
 
-Arguments from num_values to dim: GroupedBatch.layout. Other arrays: shapes in the package's head.
+GroupedBatch.layout explains the arguments from num_values to dim. The package's head has the shapes
+of other arrays.
 """
 # mypy: ignore-errors
 
@@ -23,7 +24,7 @@ def find_ranges(
     num_values, start, gaps, at, group_offsets, chunk_offsets, num_segments, groups_per_chunk, dim,
     STEPS: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Write segment_of_chunk [C], and range_keys [3, S]: see quantizer.lower_range_keys."""
+    """Write segment_of_chunk [C], and range_keys [3, S] as quantizer.lower_range_keys does."""
     chunk = tl.program_id(0)
     segment = segment_of(chunk, chunk_offsets, num_segments, STEPS)
     tl.store(segment_of_chunk + chunk, segment)
@@ -53,7 +54,7 @@ def end_segment(
 ):  # fmt: skip
     """Write kind and nbytes, the header and the padding of a segment.
 
-    The segment becomes a raw one where that is not longer.
+    The segment becomes a raw one if that is not longer.
 
     Args: kind: RAW, CONSTANT or the encoder.  size: bytes of the indices.
     """

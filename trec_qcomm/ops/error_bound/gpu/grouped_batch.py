@@ -1,7 +1,7 @@
-"""A batch of segments for kernels that go through them in groups of 1024 values.
+"""Batch of segments for kernels that go through them in groups of 1024 values.
 
-A *chunk* is what a program handles: some groups of one segment, one after the other. A *stream* is
-what a program handles of rans: 2^16 indices of one segment; the last stream also has what remains.
+A program handles a *chunk*: some groups of one segment, one after the other. A program of rans
+handles a *stream*: 2^16 indices of one segment. The last stream also has the rest.
 Shapes: S segments, C chunks, G groups, T streams.
 """
 
@@ -54,8 +54,8 @@ class GroupedBatch:
         """Divide the segments and upload their layout.
 
         Args:   at: [S] int64 on CPU, where the segments' bytes are.
-                bounds_or_nbytes: [S] int64 on CPU, to upload with the rest: the bits of each
-                    segment's float64 bound to encode, its nbytes to decode.
+                bounds_or_nbytes: [S] int64 on CPU, to upload with the rest: to encode, the bits of
+                    each segment's float64 bound; to decode, its nbytes.
         Raises: ValueError: a segment or a stride too large for int32 numbers.
         """
         start, dim, num_values = segments.start, segments.dim, segments.num_rows * segments.dim
@@ -84,10 +84,10 @@ class GroupedBatch:
 
     @property
     def layout(self) -> Sequence[Any]:
-        """Arguments that every kernel takes.
+        """Arguments of every kernel.
 
-        num_values, start, gaps, at, group_offsets, chunk_offsets, num_segments, groups_per_chunk,
-        dim.
+        They are num_values, start, gaps, at, group_offsets, chunk_offsets, num_segments,
+        groups_per_chunk and dim.
         """
         num_values, start, gaps, at, _, group_offsets, chunk_offsets, _ = self.vectors
         sizes = self.num_segments, self.groups_per_chunk, self.dim

@@ -1,1 +1,1 @@
-"""Rows <-> indices of one segment: the quantizer that ops.error_bound.reference defines."""
+"""Quantizer, rows of a segment <-> indices, as ops.error_bound.reference defines it."""

@@ -104,7 +104,7 @@ def _value_of(key):
 
 @_inner
 def choose_step(bound, width):
-    """Return (bound, step, 1 / step), float32, of a float64 bound; all 0 where no step is usable.
+    """Return (bound, step, 1 / step), float32, of a float64 bound; all 0 if no step is usable.
 
     Args: width: max - min of the finite values; 0 means that no step is needed.
     """
@@ -155,7 +155,7 @@ def _flag_verbatim(x, at, bound, step, words, flags):
 def _extract_verbatim(x, at, first, bound, step, words, flags, positions, num_verbatim):
     """Make the values that break the rule verbatim: their word becomes 0, their position is kept.
 
-    Returns: (all words or-ed, the new num_verbatim, or -1 where positions has no room).
+    Returns: (all words or-ed, the new num_verbatim, or -1 if positions has no room).
     """
     _flag_verbatim(x, at, bound, step, words, flags)
     for begin in range(0, GROUP, 8):
@@ -181,7 +181,7 @@ def quantize_group(
     """Quantize n values of a segment, from number `first` on, and keep the verbatim positions.
 
     Args:    x, words, flags: [1024] scratch.  positions: uint32, num_verbatim of them in use.
-    Returns: (all words or-ed, the new num_verbatim, or -1 where positions has no room).
+    Returns: (all words or-ed, the new num_verbatim, or -1 if positions has no room).
     """
     if stride == dim and n == GROUP:
         return _quantize_contiguous(
@@ -256,7 +256,7 @@ def _indices_unchecked(x, at, step, inverse, q, first):
 def count_flushed(values, start, stride, dim, num_values, step):
     """Return the number of flushed values of a segment, as reference.count_flushed defines it.
 
-    It looks at 16 values first, and at all where these look flushed.
+    It looks at 16 values first, and at all values if these look flushed.
     """
     limit = np.float32(np.float32(step) * np.float32(1 / 256)).view(np.int32)
     stride_of_samples = max(num_values // 16, 1) | 1  # odd, so that all columns are seen

@@ -46,7 +46,7 @@ def _places(first, num_values, begin, gap, dim, VECTOR: tl.constexpr):
 
 @triton.jit
 def load_group(values, first, num_values, begin, gap, dim, other, VECTOR: tl.constexpr):
-    """Load [1024] values of a segment, from number `first` on; `other` behind the last one."""
+    """Load [1024] values of a segment, from number `first` on; `other` after the last one."""
     place, live = _places(first, num_values, begin, gap, dim, VECTOR)
     live = tl.broadcast_to(live[:, None], (_GROUP // VECTOR, VECTOR))
     x = tl.load(values + (place[:, None] + tl.arange(0, VECTOR)[None, :]), mask=live, other=other)
@@ -86,8 +86,8 @@ def lower_range_keys(range_keys, segment, num_segments, low, high, first):
     """Merge the range of some groups into that of their segment.
 
     Args: range_keys: pointer to [3, S] int32, NO_KEY at first. Row 0: the key of a segment's lowest
-              value. Row 1: that of its highest, all bits flipped. Row 2: the number of its first
-              finite value, valid only if all are equal.
+              value. Row 1: the key of its highest value, all bits flipped. Row 2: the number of its
+              first finite value, valid only if all are equal.
           low, high: range of the groups.
           first: number of the first finite value in the first group with equal values, or NO_KEY.
     """
@@ -123,7 +123,7 @@ def choose_step(range_keys, bounds, segment, num_segments, RELATIVE: tl.constexp
 def constant_of(values, range_keys, segment, num_segments, begin, gap, dim):
     """Return the bits of the constant of a segment whose finite values are all equal.
 
-    It is the first finite value, or the first value where none is finite.
+    The constant is the first finite value, or the first value if none is finite.
     """
     k = tl.load(range_keys + 2 * num_segments + segment)
     k = tl.where(k == _NO_KEY, 0, k)
@@ -135,7 +135,7 @@ def constant_of(values, range_keys, segment, num_segments, begin, gap, dim):
 def quantize(x, bound, step, inverse):
     """Quantize a group.
 
-    Returns: (zigzagged indices, uint32; whether all values may be sent as these). Where not, `fits`
+    Returns: (zigzagged indices, uint32; whether all values may be sent as indices). If not, `fits`
              says which values may.
     """
     shifted = x * inverse + _MAGIC

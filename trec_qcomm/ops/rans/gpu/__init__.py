@@ -1,9 +1,9 @@
 """rANS in Triton: functions for the kernels of ops.error_bound, in programs of one warp.
 
 One program a segment chooses the classes and their frequencies, or reads them. Then one program a
-stream codes it: its 32 lanes are the states, and a step takes an index of each. The words that
-leave or enter in a step are in the order of the lanes; a lane finds its place by counting the votes
-of the lanes before it. Everything else (low bits, escaped indices) goes in groups of 1024.
+stream codes the stream. Its 32 lanes are the states, and a step takes one index of each. The words
+that leave or enter in a step are in the order of the lanes. A lane finds its place by counting the
+votes of the lanes before it. The rest (low bits, escaped indices) is handled in groups of 1024.
 
 arithmetic.py: constants and integer functions of the format, and counting within a warp.
 initial_classes.py, merged_classes.py: how an encoder chooses its classes.

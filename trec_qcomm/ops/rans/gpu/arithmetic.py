@@ -22,7 +22,7 @@ def bit_length(n):
 
 @triton.jit
 def num_lanes(num_values):
-    """Return how many states of a stream take turns: see reference.py."""
+    """Return how many states of a stream take turns, as reference.py defines it."""
     length = bit_length(num_values)
     few = tl.minimum(2, tl.maximum(0, (length - 7) // 2))
     return 1 << tl.minimum(5, tl.maximum(few, length - 12))
@@ -37,7 +37,7 @@ def end_of_stream(stream, num_values):
 
 @triton.jit
 def table_log(num_values, num_symbols):
-    """Return log2 of the number of slots: see reference.py."""
+    """Return log2 of the number of slots, as reference.py defines it."""
     log = tl.minimum(MAX_LOG, bit_length(num_values) // 2 + 4)
     return tl.maximum(bit_length(num_symbols) + 1, log)
 
@@ -52,7 +52,7 @@ def unzigzag(n):
 def votes(flag):
     """Return the flags [32] of all lanes as bits of a uint32, bit i for lane i.
 
-    Written as a sum, for which a warp has an instruction.
+    It is written as a sum, for which a warp has an instruction.
     """
     return tl.sum(flag.to(tl.uint32) << tl.arange(0, LANES).to(tl.uint32), 0).to(tl.uint32)
 

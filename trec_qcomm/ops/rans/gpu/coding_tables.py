@@ -1,8 +1,8 @@
-"""From weights to frequencies to the tables of decoders and encoders, in Triton: see reference.py.
+"""Frequencies from weights, and tables of decoders and encoders, in Triton, as in reference.py.
 
-A decoder has two tables: the symbol of each slot, int16, and an entry for each symbol, int32: its
-frequency, and its first slot << 16. They take a third of the space of a table with an entry for
-each slot, which matters because all programs of a processor share its cache.
+A decoder has two tables: the symbol of each slot, int16, and an entry for each symbol, int32, with
+its frequency and its first slot << 16. They take a third of the space of a table with an entry for
+each slot. Space matters because all programs of a processor share its cache.
 
 An encoder has an int64 entry for each symbol, from the lowest bit: 32 bits of a factor, 13 of the
 first slot, 13 of the frequency f, 4 of places - 31. x // f is x * factor >> places for all
@@ -26,7 +26,7 @@ def max_slots(num_values: int) -> int:
 
 @triton.jit
 def frequencies_of(weights, escape_weight, log):
-    """Turn weights, not all 0, into frequencies of sum 2^log: see reference.py.
+    """Turn weights, not all 0, into frequencies of sum 2^log, as in reference.py.
 
     Args:    weights: [256] int64.  escape_weight: int64, weight of the escape symbol.
     Returns: ([256] int32, frequency of the escape symbol).
@@ -51,7 +51,7 @@ def frequencies_of(weights, escape_weight, log):
 
 @triton.jit
 def fill_decoder_table(f, escape_frequency, num_classes, log, entries, slots):
-    """Write entries [257], int32, and slots [M], int16: see the head of this file."""
+    """Write entries [257], int32, and slots [M], int16, which the head of this file explains."""
     s = tl.arange(0, CLASSES)
     end = 1 << log
     entry = tl.where(s < num_classes, f | (tl.cumsum(f, 0) - f) << 16, end << 16)
@@ -84,7 +84,7 @@ def _encoder_entry(f, first):
 
 @triton.jit
 def fill_encoder_table(f, escape_frequency, num_classes, log, entries):
-    """Write entries [257], int64: see the head of this file."""
+    """Write entries [257], int64, which the head of this file explains."""
     s = tl.arange(0, CLASSES)
     escape = _encoder_entry(escape_frequency, (1 << log) - escape_frequency)
     entry = tl.where(s == num_classes, escape, _encoder_entry(f, tl.cumsum(f, 0) - f))

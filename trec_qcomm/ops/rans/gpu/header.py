@@ -1,8 +1,8 @@
-"""The bytes before the low bits, in Triton: numbers and weights.
+"""Read and write the bytes before the low bits, in Triton: numbers and weights.
 
-What they say is kept as the *fields* of a segment, [NUM_FIELDS] int64, whose names are below. An
-encoder makes its header in a buffer of its own, because it is not yet known whether the payload has
-room for the segment: 16 bytes for the numbers, then the weights.
+Their content is kept as the *fields* of a segment, [NUM_FIELDS] int64, whose names are below. An
+encoder makes its header in a separate buffer, because it does not know yet whether the payload has
+room for the segment. The header is 16 bytes for the numbers, then the weights.
 """
 # mypy: ignore-errors
 
@@ -94,8 +94,8 @@ def read_header(
              entries, slots: pointers to write a decoder's table, see coding_tables.py.
              word_places: pointer, int64, to write where words begin, in units of 2 bytes.
              word_counts: pointer, int64, to write how many words there are.
-    Returns: whether the bytes may be valid. Not looked at yet: states, words, and whether the
-             number of escape symbols is that of the escaped indices.
+    Returns: whether the bytes may be valid. Not checked yet: states, words, and whether there are
+             as many escape symbols as escaped indices.
     """
     shift = tl.load(payload + begin, mask=begin < end, other=0xFF).to(tl.int32)
     num_classes = tl.load(payload + begin + 1, mask=begin + 1 < end, other=0).to(tl.int32) + 1
@@ -173,7 +173,7 @@ def _varint_byte(n, nbytes, k):
 def make_header(counts, sums, num_values, begin, fields, header, header32, entries):
     """Choose the classes of a segment and write its fields, its header and an encoder's table.
 
-    Args: counts, sums: pointers, see merged_classes.merge_classes.
+    Args: counts, sums: pointers, as in merged_classes.merge_classes.
           begin: place in the payload where the segment's indices will begin.
           fields: pointer to [NUM_FIELDS] int64, all of which are written. Before, BASE and SHIFT
               are those of the initial classes.

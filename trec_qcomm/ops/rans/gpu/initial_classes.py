@@ -1,4 +1,4 @@
-"""The classes that an encoder begins with, and how many indices are in each, in Triton."""
+"""Classes with which an encoder begins, and how many indices are in each, in Triton."""
 # mypy: ignore-errors
 
 import triton
@@ -13,16 +13,16 @@ _NUM_PICKS, _MIDDLE, _NONE = tl.constexpr(15), tl.constexpr(7), tl.constexpr(2**
 
 @triton.jit
 def initial_classes_log(num_values):
-    """Return log2 of how many classes an encoder begins with."""
+    """Return log2 of the number of classes with which an encoder begins."""
     return tl.minimum(8, tl.maximum(4, bit_length(num_values) - 3))
 
 
 @triton.jit
 def initial_classes(q, num_values, low, high):
-    """Return (base, shift) of the classes an encoder begins with: see reference.py.
+    """Return (base, shift) of the classes with which an encoder begins, as in reference.py.
 
-    Args: q: pointer to the indices.  num_values: how many, int64.
-          low, high: the smallest and the largest of them.
+    Args: q: pointer to the indices.  num_values: number of indices, int64.
+          low, high: the smallest and the largest index.
     """
     classes_log = initial_classes_log(num_values)
     base, shift = low, tl.maximum(0, bit_length(high - low) - classes_log)
@@ -59,7 +59,7 @@ def initial_classes(q, num_values, low, high):
 
 @triton.jit
 def count_group(q, live, base, shift, num_values):
-    """Return ([256] int32 indices in each class, the number of live ones in none)."""
+    """Return ([256] int32, indices in each class; the number of live indices in none)."""
     place = (q - base).to(tl.uint32, bitcast=True) >> shift.to(tl.uint32)
     inside = live & (place < (1 << initial_classes_log(num_values)).to(tl.uint32))
     counts = tl.histogram(tl.where(inside, place, 0).to(tl.int32), CLASSES)

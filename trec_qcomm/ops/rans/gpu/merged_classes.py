@@ -1,4 +1,4 @@
-"""How an encoder merges classes, and the bits that code their weights, in Triton.
+"""Merge classes, and code their weights in bits, in Triton.
 
 All 256 classes are handled at a time. Merging f times makes one class of 2^f, so all counts are
 differences of the running sums of the initial counts, which are kept.
@@ -44,7 +44,7 @@ def _merged_counts(sums, k, first, num_classes, num_merges):
 
 @triton.jit
 def weights_of(sums, first, num_classes, num_merges):
-    """Return [256] the weights, int64, the bits that code them, and the number of bits, int32."""
+    """Return [256] each: weights, int64, the bits that code them, and how many bits, int32."""
     k = tl.arange(0, CLASSES)
     weight = _coarse(_merged_counts(sums, k, first, num_classes, num_merges))
     length = bit_length(weight)

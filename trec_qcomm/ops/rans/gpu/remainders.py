@@ -1,4 +1,4 @@
-"""What of an index its symbol does not say, in Triton: low bits, or all of an escaped index.
+"""Parts of an index that its symbol does not say, in Triton: low bits, or a whole escaped index.
 
 A program handles a group of 1024 indices at a time.
 """
@@ -45,7 +45,7 @@ def count_escapes(num_values, stream_escapes):
 
 @triton.jit
 def get_indices(payload, payload16, fields, symbols, first, num_values, num_before):
-    """Put the indices of a group together from symbols, low bits and escaped indices.
+    """Assemble the indices of a group from symbols, low bits and escaped indices.
 
     Args:    symbols: pointer to the symbols of the group.  first: number of its first index.
              num_before: number of escaped indices of the segment before the group.

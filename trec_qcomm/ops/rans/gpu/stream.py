@@ -1,4 +1,4 @@
-"""The coder of one stream in Triton: its states and the 16-bit words they give off.
+"""Coder of one stream in Triton: its states, and the 16-bit words that they emit.
 
 A lane is a state, and all lanes take a step at the same time. The words of a step are in the order
 of the lanes.
@@ -137,10 +137,10 @@ def push_stream(q, num_values, base, shift, num_classes, log, lanes, entries, wo
 
 @triton.jit
 def put_stream(payload16, fields, group, num_values, states, words, word_places, num_words):
-    """Write a group's share of its stream's words; the first one also writes states and word count.
+    """Write a group's part of its stream's words. The first also writes states and word count.
 
-    Args: states, word_places, num_words: pointers to those of the segment's first stream, as
-              `push_stream` writes them.
+    Args: states, word_places, num_words: pointers to the segment's first stream in what
+              `push_stream` wrote.
           words: pointer to what `push_stream` wrote for the segment's first index.
     """
     last = tl.maximum(num_values // STREAM - 1, 0)

@@ -1,13 +1,13 @@
-"""The coder of a stream of 16 or 32 states in vectors of 16 states, for CPUs with AVX-512.
+"""Coder of a stream of 16 or 32 states in vectors of 16 states, for CPUs with AVX-512.
 
-What stream.py does, with the same words and states. The loops are written in LLVM's language,
-because numba has no vectors: a table is looked up by a gather, and the words that enter or leave
-the states are moved by an expansion or a compression. A vector waits for its gather, so decoding
-two streams at a time (`pop_two`) takes little longer than one. `decoder` and `encoder` are the
-loops, `vectors` what they are made of.
+It does what stream.py does, with the same words and states. The loops are written in LLVM's
+language, because numba has no vectors. A gather looks up a table. An expansion or a compression
+moves the words that enter or leave the states. A vector waits for its gather, so decoding two
+streams at a time (`pop_two`) takes little longer than decoding one. `decoder` and `encoder` are the
+loops, and `vectors` has their parts.
 
-Both loops stop where a step could need more indices or words than there are; stream.py codes the
-rest. Tables have 2^12 slots, as all streams of 16 states and more.
+Both loops stop when a step could need more indices or words than there are; stream.py codes the
+rest. Tables have 2^12 slots, as for all streams of 16 states and more.
 """
 
 # mypy: ignore-errors
@@ -39,7 +39,7 @@ _FEW = 64  # symbols that a table in registers has
 
 @inner
 def takes(lanes):
-    """Return whether streams of so many states are coded here."""
+    """Return whether this package codes streams of so many states."""
     return AVAILABLE and lanes >= LANES
 
 

@@ -1,4 +1,4 @@
-"""The decoder of streams of 16 or 32 states: see __init__.py."""
+"""Decoder of streams of 16 or 32 states. __init__.py says how it works."""
 
 # mypy: ignore-errors
 import numpy as np
@@ -34,7 +34,7 @@ def fill_decoder_table(frequencies, table):
     From the highest bits: 8 of the symbol, 12 of the number of the slot within its symbol, 12 of
     the frequency.
 
-    Returns: False where the entries have no room for so many symbols or such a frequency.
+    Returns: False if the entries have no room for so many symbols or such a frequency.
     """
     slot = 0
     for s in range(frequencies.size):
@@ -162,7 +162,7 @@ def pop_16(typing, job):
 
 @intrinsic
 def pop_32(typing, job):
-    """Do what `pop_16` does with 32 states."""
+    """Decode a stream of 32 states as `pop_16` does."""
 
     def codegen(context, builder, signature, arguments):
         return _pop_all(context, builder, signature, arguments, 2)
@@ -172,7 +172,7 @@ def pop_32(typing, job):
 
 @intrinsic
 def pop_16_and_16(typing, job, other):
-    """Do what `pop_16` does with two streams at a time, until one of them stops."""
+    """Decode two streams of 16 states at a time as `pop_16` does, until one of them stops."""
 
     def codegen(context, builder, signature, arguments):
         return _pop_all(context, builder, signature, arguments, 1)
@@ -182,7 +182,7 @@ def pop_16_and_16(typing, job, other):
 
 @intrinsic
 def pop_32_and_32(typing, job, other):
-    """Do what `pop_16_and_16` does with 32 states each."""
+    """Decode two streams of 32 states at a time as `pop_16_and_16` does."""
 
     def codegen(context, builder, signature, arguments):
         return _pop_all(context, builder, signature, arguments, 2)

@@ -1,4 +1,4 @@
-"""The encoder of streams of 16 or 32 states: see __init__.py."""
+"""Encoder of streams of 16 or 32 states. __init__.py says how it works."""
 
 # mypy: ignore-errors
 import numpy as np

@@ -1,4 +1,4 @@
-"""Vectors of 16 lanes in LLVM's language, of which the coders of this folder are made."""
+"""Vectors of 16 lanes in LLVM's language: the parts of this folder's coders."""
 
 # mypy: ignore-errors
 from llvmlite import ir
@@ -42,13 +42,13 @@ def gather(builder, name, kind, table, places, scale):
 
 
 def load(builder, array, place, kind):
-    """Load a vector from an array's elements from a place on."""
+    """Load a vector from an array, from a place on."""
     where = builder.bitcast(builder.gep(array, [place]), kind.as_pointer())
     return builder.load(where, align=1)
 
 
 def fetch(builder, array, place):
-    """Fetch a line of memory into the second cache; one that is not there does no harm."""
+    """Fetch a line of memory into the second cache; an invalid address does no harm."""
     kind = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
     where = builder.bitcast(builder.gep(array, [place]), POINTER)
@@ -56,7 +56,7 @@ def fetch(builder, array, place):
 
 
 def store(builder, vector, array, place):
-    """Store a vector to an array's elements from a place on."""
+    """Store a vector to an array, from a place on."""
     where = builder.bitcast(builder.gep(array, [place]), vector.type.as_pointer())
     builder.store(vector, where, align=1)
 

@@ -4,8 +4,8 @@ Encoding: choose the parameters of each segment; find sizes and places; wait for
 ones of high parts; write.
 Decoding: read the heads; wait for the numbers of bags and ids; find the ones of high parts; read;
 wait for what is wrong with the bytes.
-A program takes a segment; to lay out, and to read heads, of which each begins where the one before
-it ends, it takes a message.
+Most programs take a segment. Programs that lay out or read heads take a message, because a head
+begins where the head before it ends.
 Shapes: P messages, S segments in all, B bags, N ids, W bytes.
 """
 
@@ -36,7 +36,7 @@ def encode(
     room: int,
     alignment: int,
 ) -> tuple[Tensor, Tensor, Tensor, bool, int]:
-    """Encode the bags of P messages; arguments: `packed_ids.encode`.
+    """Encode the bags of P messages. The arguments are those of `packed_ids.encode`.
 
     Returns: the payload on the device; [P] sizes and [S] numbers of ids on CPU; whether a length
         is negative or above N; and the sum of all lengths.
@@ -90,10 +90,10 @@ def decode(
     num_segments: int,
     dtypes: tuple[torch.dtype, torch.dtype],
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Decode P messages of `num_segments` segments each; arguments: `packed_ids.decode`.
+    """Decode P messages of `num_segments` segments each. Arguments as in `packed_ids.decode`.
 
-    Returns: ids and lengths on the device; [2, S] numbers of bags and ids on CPU; and 16 times the
-        first segment that is bad, plus what is wrong with it, or -1.
+    Returns: ids and lengths on the device; [2, S] numbers of bags and ids on CPU; and -1, or 16
+        times the first bad segment plus the kind of error.
     """
     device, total = payload.device, len(begins) * num_segments
     states_bags = num_bags is None

@@ -74,10 +74,10 @@ def ids_of_segment(ends, first_bag, segment, num_ids):
 
 @triton.jit
 def word_of(values, i, there, is_gap, base, step):
-    """Return the words number i of a segment as uint64, 0 where not `there`.
+    """Return the words with index i of a segment as uint64, 0 where not `there`.
 
-    Args: is_gap: whether a word is the step from the number before, which is there; else it is
-        the distance from `base`.
+    Args: is_gap: whether a word is the step from the number before, which exists; else it is the
+        distance from `base`.
     """
     number = tl.load(values + i, mask=there, other=0).to(tl.int64)
     before = tl.load(values + i - 1, mask=there & is_gap, other=0).to(tl.int64)

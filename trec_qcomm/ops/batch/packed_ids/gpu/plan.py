@@ -193,7 +193,7 @@ def lay_out(
 
     Args:
         first_segment: [P + 1].  nbytes: [P] int64, written, `room` included.
-        plans: AT is written, from the message's begin.  head_at: [S] int64, likewise.
+        plans: AT is written, from the message's beginning.  head_at: [S] int64, written alike.
         wrong: [1] int64, 1 where a length is out of range.
     """
     p = tl.program_id(0)

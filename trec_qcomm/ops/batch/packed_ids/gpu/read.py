@@ -1,7 +1,7 @@
 """Packed ids in Triton: heads, then streams, of messages that may be damaged.
 
-What is wrong is noted as 16 times the segment plus what is wrong with it (cpu_read's numbers), and
-no address leaves the message.
+An error is noted as 16 times the segment plus the kind of error (cpu_read's numbers). No address
+leaves the message.
 """
 
 # mypy: ignore-errors
@@ -143,7 +143,7 @@ def read_heads(data, begins, ends, num_bags, plans, heads_end, flag, count, STAT
 
     Args:
         num_bags: [P * count] int64, bags of each segment, unless the message STATES them.
-        plans: [P * count, NUM_COLUMNS] int64, written; AT is the place behind all heads.
+        plans: [P * count, NUM_COLUMNS] int64, written; AT is the place after all heads.
         heads_end: [P] int64, written.
     """
     p = tl.program_id(0).to(tl.int64)
@@ -191,9 +191,9 @@ def _take_words(words, num_words, at, i, there, bits):
 
 @triton.jit
 def find_ones(data, plans, heads_end, first_id, ones, flag, count, BLOCK: tl.constexpr):
-    """Find the place of each one among a segment's high parts, of which each word has one.
+    """Find the place of each one bit among a segment's high parts. Each word has one such bit.
 
-    Args: ones: [N] int64, written: that of the word from an id to the next at the latter's place.
+    Args: ones: [N] int64, written. The word from an id to the next is noted at the latter's place.
     """
     s = tl.program_id(0).to(tl.int64)
     row = plans + s * columns.NUM_COLUMNS

@@ -25,10 +25,10 @@ from trec_qcomm.ops.batch.packed_ids.gpu.numbers import (
 
 @triton.jit(do_not_specialize=["num_ids"])
 def place_ones(ids, ends, first_bag, plans, ones, num_ids, BLOCK: tl.constexpr):
-    """Find the place of each word's one among the bits of high parts.
+    """Find the place of each word's one bit among the bits of high parts.
 
-    Args: ones: [N] int64, written where words have high parts: that of the word from an id to the
-        next at the place of the latter.
+    Args: ones: [N] int64, written where words have high parts. The word from an id to the next is
+        noted at the latter's place.
     """
     s = tl.program_id(0).to(tl.int64)
     row = plans + s * columns.NUM_COLUMNS
@@ -132,7 +132,7 @@ def write(
     """Write the head and the streams of a segment.
 
     Args:
-        head_at: [S], places of heads, from their messages' begins.  message_of: [S].
+        head_at: [S], places of heads, from their messages' beginnings.  message_of: [S].
         message_ends, nbytes: [P].  out: [W] uint8, zeros.
     """
     s = tl.program_id(0).to(tl.int64)

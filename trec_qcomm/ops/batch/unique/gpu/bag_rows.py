@@ -1,8 +1,8 @@
 """Rows of distinct bags, and their gradients, in Triton.
 
-`expand` and `sum_by_bag` are one launch each; before the latter, torch sorts the samples by bag.
-`sum_by_bag` adds the samples of a bag in order. A bag with many samples thus needs as many
-additions, one after the other; their loads are issued _DEEP at a time.
+`expand` and `sum_by_bag` are one launch each. Before `sum_by_bag`, torch sorts the samples by bag.
+`sum_by_bag` adds the samples of a bag in order, so a bag with many samples needs as many additions,
+one after the other. Their loads are issued _DEEP at a time.
 """
 # mypy: ignore-errors
 

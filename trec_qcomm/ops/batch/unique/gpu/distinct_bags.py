@@ -1,10 +1,10 @@
 """Distinct bags of a batch, in Triton.
 
-`unique_bags`: each group has an open-addressing hash table in device memory, two or more slots a
-bag. A slot is taken by a bag and then shared by all bags equal to it. It ends up with the least of
-their numbers, in whatever order programs run. So it is known which bags are first occurrences, and
-counting these tile by tile numbers the distinct bags. There are five launches over all groups, with
-some of torch's own between them; the host waits once, for the sizes. `take_bags` is one launch.
+`unique_bags`: each group has an open-addressing hash table in device memory, with two or more slots
+a bag. A bag takes a slot, and all equal bags share it. The slot ends up with the least of their
+numbers, in whatever order programs run. This tells which bags are first occurrences. Counting first
+occurrences tile by tile numbers the distinct bags. There are five launches over all groups, with
+some of torch's own between them. The host waits once, for the sizes. `take_bags` is one launch.
 """
 # mypy: ignore-errors
 
@@ -26,7 +26,7 @@ _MIX = tl.constexpr(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: multiplicative h
 def unique_bags(
     values: Tensor, lengths: Tensor, num_bags: Tensor, max_share: Tensor, weight_bits: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int, bool]:
-    """Find the distinct bags; arguments: reference.py.
+    """Find the distinct bags. The arguments are those of reference.py.
 
     Returns: the four fields of UniqueBags, the sum of all lengths, and whether a length is
         negative.

@@ -1,4 +1,4 @@
-"""Order of distinct bags by their ids, by torch's sorts. The host does not wait."""
+"""Sort distinct bags by id, with torch's sorts. The host does not wait."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ def sort_by_id(
     lengths: Tensor,
     num_bags: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return first and inverse in the order of ids; arguments: UniqueBags and reference.py."""
+    """Return first and inverse in the order of ids. The arguments are those of reference.py."""
     if not len(values):
         return first, inverse
     bag_ends, ends = (exclusive_cumsum(numbers)[1:] for numbers in (num_bags, counts))
