@@ -123,6 +123,11 @@ SECTIONS = (
         *(_net(f"{_AUTO} --plans table_wise row_wise --batch-size {batch_size}", "stock",
                "int8,fast,best,auto") for batch_size in (64, 256, 2048)),
     ),
+    _result("auto_dcn", tables.choices, "What auto chooses for DLRM-DCNv2",
+        *(_net("--hosts 2 --rate none,1gbit --steps 9 --model dcn --scale 0.5 --multi-hot "
+               f"--rows 20000 --plans table_wise row_wise --batch-size {batch_size}", "stock",
+               "int8,fast,best,auto") for batch_size in (64, 256)),
+    ),
     _result("dcn", tables.networks, "DLRM-DCNv2",
         _net(f"--hosts 2 {_DCN} --plan table_wise --pipelines none sparse_dist",
              "stock stock_fp16 stock_int8", "int8,int4,fast,best"),
