@@ -270,7 +270,8 @@ def choices(measured: Sequence[NetworkRecord]) -> str:
         rows.append([*cell, *(f"{ms[name]:.0f} ms" for name in AUTO), *ratios])
     names = [f"`{name}`" for name in AUTO]
     head = ["samples a host", "link", "plan", *names, "`auto` / `stock`", "`auto` / fastest"]
-    return "\n".join([markdown(head, rows), "", f"Dim 16; {_made_with(measured)}, no GPU.", ""])
+    (dim,) = {r.setup["embedding_dim"] for r in measured}
+    return "\n".join([markdown(head, rows), "", f"Dim {dim}; {_made_with(measured)}, no GPU.", ""])
 
 
 def predictions(measured: Sequence[Record]) -> str:
