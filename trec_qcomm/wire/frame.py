@@ -102,7 +102,7 @@ def lay_out(
     sizes = nbytes.numpy()  # numpy is faster than torch on vectors this short
     largest = int(sizes.max(initial=0))
     if largest >= 2**32:
-        raise ValueError(f"a segment of {largest} bytes; allowed: below 2^32; cut the batch")
+        raise ValueError(f"a segment of {largest} bytes; allowed: less than 2^32; cut the batch")
     counts, overheads, bounds, before = _overheads(tuple(segments_per_frame))
     ends = np.zeros(len(sizes) + 1, np.int64)
     sizes.cumsum(out=ends[1:])

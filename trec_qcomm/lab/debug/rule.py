@@ -53,7 +53,7 @@ class DebugRule(Section):
         check_fields(self)
         for n, codec in enumerate(self.shadow):
             if codec.follows_forward:
-                raise ValueError(f"shadow[{n}]: {codec.name} needs forward's columns; leave it out")
+                raise ValueError(f"shadow[{n}]: {codec.name} needs the mask of forward; omit it")
         if self.folder == "":
             raise ValueError("folder: '' is not a path")
 

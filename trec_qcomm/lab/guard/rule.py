@@ -114,7 +114,7 @@ def _check_ladder(name: str, ladder: Sequence[Codec]) -> None:
         raise ValueError(f"{name}: expected a list of one or more codecs, got {ladder!r}")
     for n, codec in enumerate(ladder):
         if codec.follows_forward:
-            raise ValueError(f"{name}[{n}]: {codec.name} needs forward's columns; leave it out")
+            raise ValueError(f"{name}[{n}]: {codec.name} needs the mask of forward; omit it")
         if name == "ladder" and codec.only_for_gradients:
             raise ValueError(f"{name}[{n}]: {codec.name} is for gradients only; leave it out")
     check_order(name, ladder)
