@@ -144,6 +144,10 @@ SECTIONS = (
     _result("placements_4_hosts", tables.plans, "Whole tables, placed by rules",
         *_timed_plans("table_wise", "greedy,"),
     ),
+    _result("timeline", tables.timeline, "Parts of a step",
+        _net(f"--hosts 2 {_CRITEO} --steps 5 --rate 250mbit --out runs/parts.jsonl --timeline "
+             "examples/bench/results/timeline.jsonl", "stock", "best"),
+    ),
     _result("long", tables.faults, "Two hours under faults", "make chaos ARGS=long"),
     Section(BENCH / "README.md", "sequences.jsonl", tables.networks),
     Section(BENCH / "README.md", "simulate.jsonl", tables.predictions),

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.bench.pages import RESULTS, ROOT
-from examples.bench.tables import RATES
+from examples.bench.tables import RATES, spans_of
 from trec_qcomm.lab import records
 from trec_qcomm.lab.records import BenchRecord, NetworkRecord
 from trec_qcomm.lab.report import style
@@ -43,14 +43,14 @@ KINDS = {  # of traffic: words, colour, hatch
     "headers": ("headers of packets", "#3b434c", ""),
 }
 PARTS = {  # of a step: words, colour, hatch
-    "ids": KINDS["ids"],
+    "ids": ("ids", KINDS["ids"][1], ""),
     "lookup": ("lookup and update", "#332288", ""),
     "forward": ("forward", "#0072b2", ""),
     "codec": ("encode, decode", style.WARNING, ""),
     "backward": ("backward", "#7cc4ea", ""),
     "optimizer": ("optimizer", "#b0558b", ""),
     "rows": KINDS["forward"],
-    "gradients": KINDS["backward"],
+    "gradients": ("gradients of rows", KINDS["backward"][1], ""),
     "dense": KINDS["dense"],
 }
 LANES = ("computes", "all-to-all", "all-reduce")
@@ -64,7 +64,7 @@ def step_time() -> Figure:
     runs = {
         (r.setup["batch_size"], r.configuration, r.rate): vars(r.step_s).values()
         for r in _read("auto", NetworkRecord)
-        if r.setup["plan"] == "table_wise" and r.num_hosts == 2
+        if (r.setup["plan"], r.setup["embedding_dim"], r.num_hosts) == ("table_wise", 16, 2)
     }
     rows = [(*key, *(round(1e3 * s) for s in seconds)) for key, seconds in runs.items()]
     rates = [rate for rate in RATES if any(rate == key[2] for key in runs)]
@@ -106,7 +106,9 @@ def bytes_by_kind() -> Figure:
     kinds = {name: dict(by_kind) for name, by_kind in nbytes.items()}
     for name, by_kind in kinds.items():
         by_kind["headers"] = max(0.0, (runs[name].sent_nbytes or 0.0) - sum(by_kind.values()))
-    rows = [(name, *(round(by_kind[kind]) for kind in KINDS)) for name, by_kind in kinds.items()]
+    rows: list[Any] = [
+        (name, *(round(by_kind[kind]) for kind in KINDS)) for name, by_kind in kinds.items()
+    ]
 
     def draw(canvas: Any) -> None:
         left, right = canvas.subplots(1, 2, sharey=True, width_ratios=(1.25, 1))
@@ -134,9 +136,8 @@ def step_timeline() -> Figure:
     """Return what one step does at which time: what a rank computes, and what is on its link."""
     rows = []
     for r in _read("timeline", BenchRecord):
-        spans = [span.split("-") for span in str(r.figures["spans_ms"]).split()]
-        times = [(float(begin), float(end)) for begin, end in spans]
-        rows.append((r.configuration, str(r.case["lane"]), str(r.case["part"]), times))
+        spans = spans_of(r)
+        rows.append((r.configuration, str(r.case["lane"]), str(r.case["part"]), spans))
     lengths = {name: spans[0][1] for name, _, part, spans in rows if part == "step"}
 
     def draw(canvas: Any) -> None:
@@ -146,10 +147,9 @@ def step_timeline() -> Figure:
             axes.set_title(f"{name}: {lengths[name]:.0f} ms")
             for configuration, lane, part, spans in rows:
                 if configuration == name and part != "step":
-                    _, color, hatch = PARTS[part]
-                    look = {"color": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.2}
                     bars = [(begin, end - begin) for begin, end in spans]
-                    axes.broken_barh(bars, (LANES.index(lane) - 0.38, 0.76), **look)
+                    place = (LANES.index(lane) - 0.38, 0.76)
+                    axes.broken_barh(bars, place, color=PARTS[part][1], linewidth=0.8)
             axes.axvline(lengths[name], color=style.MUTED, linewidth=1)
             axes.set_yticks(range(len(LANES)), ["computes", "all-to-all", "all-reduce"])
             axes.set_ylim(len(LANES) - 0.5, -0.5)
@@ -193,6 +193,7 @@ def reported(key: str) -> Figure:
 
 PICTURES: dict[str, Callable[[], Figure]] = {
     "step-time": step_time,
+    "step-timeline": step_timeline,
     "bytes-by-kind": bytes_by_kind,
     "quality": partial(reported, "quality"),
     "rate-distortion": partial(reported, "rate-distortion"),

@@ -377,6 +377,25 @@ def faults(measured: Sequence[records.BenchRecord]) -> str:
     return f"{table}\n\n4 hosts, 20 Mbit/s; {_made_with(measured)}.\n"
 
 
+def timeline(measured: Sequence[records.BenchRecord]) -> str:
+    """Return the milliseconds of each part of one step, a column for each configuration."""
+    names = list(dict.fromkeys(r.configuration for r in measured))
+    sums: dict[str, dict[str, str]] = defaultdict(dict)
+    for r in measured:
+        words = f"{r.case['lane']}: {r.case['part']}".removeprefix("computes: ")
+        sums[words][r.configuration] = f"{sum(end - begin for begin, end in spans_of(r)):.0f}"
+    rows = [[words, *(ms.get(name, "") for name in names)] for words, ms in sums.items()]
+    table = markdown(["ms of rank 0", *(f"`{name}`" for name in names)], rows)
+    rate = str(measured[0].case["rate"]).replace("mbit", " Mbit/s")
+    return f"{table}\n\n2 hosts, {rate}, the median of 9 steps; {_made_with(measured)}.\n"
+
+
+def spans_of(record: records.BenchRecord) -> list[tuple[float, float]]:
+    """Return begin and end of each span of a part of a step, in milliseconds."""
+    spans = [span.split("-") for span in str(record.figures["spans_ms"]).split()]
+    return [(float(begin), float(end)) for begin, end in spans]
+
+
 def codecs(measured: Sequence[CodecRecord], dims: Sequence[int]) -> str:
     """Return a table of each dim, and what they were measured with."""
     tables = [codec_table([r for r in measured if r.dim == dim]) for dim in dims]

@@ -12,7 +12,8 @@ Rank 0 appends one record a training to --out.
 
 Bytes are those that the network interface sent ($GLOO_SOCKET_IFNAME, default lo), TCP's headers
 included; `traffic` is what trec_qcomm says it handed to the collectives. `step_s` is that of the
-slowest host. After the timed steps come some under torch's profiler, only for the breakdown.
+slowest host. After the timed steps come some under torch's profiler, only for the breakdown, and
+with --timeline some more for what rank 0 does at which time.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tqdm import tqdm
 from train import batches_of, build_trainer, load_dataset
 from trainer import PIPELINES
 
+from studies import timeline
 from studies.measured import (
     PROFILED_STEPS,
     WARM_STEPS,
@@ -44,6 +46,7 @@ from studies.measured import (
     settle,
     take_steps,
 )
+from trec_qcomm.lab import records
 from trec_qcomm.lab.records import NetworkRecord
 
 # Options of train.py that would do nothing here.
@@ -81,6 +84,11 @@ def measure(
         metrics = score(*training.trainer.predict(tests, exact=False))
         with BatchReader(batches, num_steps, num_steps + PROFILED_STEPS) as feed:
             profile_steps(training, feed)
+        if arguments.timeline is not None:
+            with BatchReader(batches, num_steps, num_steps + timeline.NUM_STEPS) as feed:
+                parts = timeline.timeline(training, feed, arguments.rate)
+            if dist.get_rank() == 0:
+                records.append(arguments.timeline, *parts)
         made.append(record_of(training, metrics, arguments))
     return made
 

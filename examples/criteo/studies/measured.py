@@ -129,6 +129,7 @@ def _parser(description: str | None, train_options: TrainOptions) -> argparse.Ar
     add("--rate", default="none", help="rate of each link, for the records (default none)")
     add("--delay", help="delay of each link, for the records")
     add("--out", type=Path, required=True, help="file of records, appended to")
+    add("--timeline", type=Path, metavar="FILE", help="append records of one step's parts to this")
     add("--check", action="store_true", help="print the setup of each training as JSON, no more")
     return parser
 
