@@ -92,7 +92,7 @@ def refused(channel):
 
 @pytest.fixture(scope="module")
 def outcomes():
-    return run_ranks(program, NUM_RANKS)
+    return run_ranks(program, NUM_RANKS, timeout_s=300)
 
 
 @pytest.fixture(scope="module")
