@@ -68,7 +68,7 @@ class LostPeerError(RuntimeError):
         what = f"lost {who} after {seconds:.3g} s"
         if "timed out" in said.lower() or "timeout" in said.lower():
             what = f"{who} did not answer in {seconds:.3g} s"
-        super().__init__(f"rank {rank}: {what}: {collective}; see its log: {said}")
+        super().__init__(f"rank {rank}: {what}: {collective}: see its log: {said}")
         self.rank, self.peers, self.collective = rank, tuple(peers), collective
         self.seconds = seconds
 
