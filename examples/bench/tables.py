@@ -387,7 +387,8 @@ def timeline(measured: Sequence[records.BenchRecord]) -> str:
     rows = [[words, *(ms.get(name, "") for name in names)] for words, ms in sums.items()]
     table = markdown(["ms of rank 0", *(f"`{name}`" for name in names)], rows)
     rate = str(measured[0].case["rate"]).replace("mbit", " Mbit/s")
-    return f"{table}\n\n2 hosts, {rate}, the median of 9 steps; {_made_with(measured)}.\n"
+    setting = f"2 hosts, {rate}, the median of 9 steps on a busy machine"
+    return f"{table}\n\n{setting}; {_made_with(measured)}.\n"
 
 
 def spans_of(record: records.BenchRecord) -> list[tuple[float, float]]:
