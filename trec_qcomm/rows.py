@@ -34,6 +34,7 @@ from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.sequence import SequenceAllToAll
 from trec_qcomm.core.codec import Codec
+from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.ops.batch.packed_ids import Bags
 from trec_qcomm.wire.id_messages import pack, unpack
 
@@ -141,16 +142,18 @@ class RowChannel:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def all_to_all(rows: Tensor, splits: Sequence[int], channel: RowChannel) -> Tensor:
-    """Send rows to all ranks, and return [M, D], what came from them, rank by rank; an autograd
-    node, whose backward sends the gradients back.
+    """Send rows to all ranks, and return the rows that came from them, for autograd. Collective.
 
     Args: rows: [N, D], rank by rank.  splits: P numbers of rows for the ranks.
+    Returns: [M, D], rank by rank. Backward sends the gradients of these rows back.
     Raises: ValueError: rows of another shape or dtype.  CorruptFrameError.  LostPeerError.
     """
     if len(splits) != channel.collective.world_size:
         raise ValueError(f"splits: {len(splits)} for {channel.collective.world_size} ranks")
     sent = torch.tensor(splits, dtype=torch.int64)
-    return _send_rows(rows, sent, _exchanged(channel, sent[:, None], rows.device)[:, 0], channel)
+    received = _exchanged(channel, sent, rows.device)
+    came: Tensor = channel.collective.start(rows, sent[None], received).wait()
+    return came
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -163,7 +166,7 @@ def exchange_rows(
     unique: bool = True,
     packed_ids: bool = True,
 ) -> Tensor:
-    """Return [*ids.shape, D], the rows of this rank's ids, an autograd node. Collective.
+    """Return [*ids.shape, D], the rows of this rank's ids, for autograd. Collective.
 
     Args:
         ids: int64 or int32, of any shape.
@@ -176,7 +179,7 @@ def exchange_rows(
     Raises: ValueError: an id without an owner.  CorruptFrameError.  LostPeerError.
     """
     size, flat = channel.collective.world_size, ids.reshape(-1)
-    wanted, inverse = torch.unique(flat, return_inverse=True) if unique else (flat, None)
+    wanted, inverse = torch.unique(flat, return_inverse=True) if unique else (flat, ...)
     ranks = owner.rank_of(wanted)
     if len(ranks) and not 0 <= int(ranks.min()) <= int(ranks.max()) < size:
         raise ValueError(f"ids: one belongs to a rank that is none of 0 to {size - 1}")
@@ -184,42 +187,38 @@ def exchange_rows(
     counts = torch.bincount(ranks, minlength=size).cpu()
     asked, asked_counts = _send_ids(wanted[order], counts, channel, is_packed=packed_ids)
     rows = lookup(asked) if callable(lookup) else embedding(owner.place_of(asked), lookup)
-    came = _send_rows(rows, asked_counts, counts, channel)
-    place = torch.argsort(order)
-    place = place if inverse is None else place[inverse]
-    return came.index_select(0, place).view(*ids.shape, channel.dim)
-
-
-def _send_rows(rows: Tensor, sent: Tensor, received: Tensor, channel: RowChannel) -> Tensor:
-    came: Tensor = channel.collective.start(rows, sent[None], received).wait()
-    return came
+    came: Tensor = channel.collective.start(rows, asked_counts[None], counts).wait()
+    return came.index_select(0, torch.argsort(order)[inverse]).view(*ids.shape, channel.dim)
 
 
 def _send_ids(
     ids: Tensor, counts: Tensor, channel: RowChannel, *, is_packed: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the ids [M] that all ranks ask this one for, and [P] their numbers, on CPU."""
-    op = channel.collective
     if not is_packed:
-        asked = _exchanged(channel, counts[:, None], ids.device)[:, 0]
-        came = _all_to_all(channel, ids, counts.tolist(), asked.tolist())
-        return came, asked
+        asked = _exchanged(channel, counts, ids.device)
+        return _all_to_all(channel, ids, counts.tolist(), asked.tolist()), asked
     one_each = torch.ones(len(ids), dtype=torch.int32, device=ids.device)
-    messages = pack(Bags(ids, one_each, counts), [1] * op.world_size, even_bags=None)
-    nbytes = torch.tensor(messages.nbytes)
-    theirs = _exchanged(channel, torch.stack([nbytes, counts], 1), ids.device)
-    buffer = _all_to_all(channel, messages.buffer, messages.nbytes, theirs[:, 0].tolist())
+    messages = pack(Bags(ids, one_each, counts), [1] * len(counts), even_bags=None)
+    nbytes = _exchanged(channel, torch.tensor(messages.nbytes), ids.device)
+    buffer = _all_to_all(channel, messages.buffer, messages.nbytes, nbytes.tolist())
     dtypes = ids.dtype, one_each.dtype
-    return unpack(buffer, op.peers.ranks, [_TABLE], None, dtypes).ids, theirs[:, 1]
+    bags = unpack(buffer, channel.collective.peers.ranks, [_TABLE], None, dtypes)
+    return bags.ids, bags.num_bags
 
 
 def _exchanged(channel: RowChannel, numbers: Tensor, device: torch.device) -> Tensor:
-    """Return [P, n] on CPU, what all ranks have for this one.
+    """Return [P] on CPU, the number that each rank has for this one.
 
-    Args: numbers: [P, n] int64 on CPU, for each rank.  device: where the group sends from.
+    Args: numbers: [P] int64 on CPU, for each rank.  device: where the group sends from.
+    Raises: CorruptFrameError: one that is negative, or above 32 bits.
     """
     ones = [1] * len(numbers)
-    return _all_to_all(channel, numbers.to(device), ones, ones).cpu()
+    came = _all_to_all(channel, numbers.to(device), ones, ones).cpu()
+    for rank, number in zip(channel.collective.peers.ranks, came.tolist(), strict=True):
+        if number >> 32:
+            raise CorruptFrameError(f"{number} rows, ids or bytes of ids announced", rank=rank)
+    return came
 
 
 def _all_to_all(
