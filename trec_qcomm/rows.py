@@ -202,8 +202,7 @@ def _send_ids(
     messages = pack(Bags(ids, one_each, counts), [1] * len(counts), even_bags=None)
     nbytes = _exchanged(channel, torch.tensor(messages.nbytes), ids.device)
     buffer = _all_to_all(channel, messages.buffer, messages.nbytes, nbytes.tolist())
-    dtypes = ids.dtype, one_each.dtype
-    bags = unpack(buffer, channel.collective.peers.ranks, [_TABLE], None, dtypes)
+    bags = unpack(buffer, channel.collective.peers.ranks, [_TABLE], None, (ids.dtype, torch.int32))
     return bags.ids, bags.num_bags
 
 

@@ -102,9 +102,10 @@ try:
     from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 except (ImportError, AttributeError, OSError, RuntimeError) as error:
-    _parts = ("torch", "torchrec", "fbgemm_gpu", "fbgemm_gpu_cpu")
-    _named = ((d.name.replace("-", "_"), d.version) for d in distributions())
-    _installed = ", ".join(sorted(f"{name} {v}" for name, v in _named if name in _parts))
+    if isinstance(error, ModuleNotFoundError) and error.name in ("torchrec", "fbgemm_gpu"):
+        raise  # it is not installed at all
+    _named = sorted(f"{d.name} {d.version}" for d in distributions())
+    _installed = ", ".join(n for n in _named if n.startswith(("torch ", "torchrec ", "fbgemm")))
     raise ImportError(
         f"TorchRec or FBGEMM cannot be imported: {error}; installed: {_installed}; torch 2.N needs "
         "torchrec and fbgemm-gpu 1.(N - 5), such as torch 2.13 and 1.8, for the same CUDA or none"
