@@ -202,7 +202,9 @@ def main() -> int:
 def study_arguments(arguments: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     """Return what quality.study takes. Raises ValueError naming the option that is wrong."""
     if arguments.steps < 2 * WARM or arguments.steps % (2 * EVERY):
-        raise ValueError(f"steps {arguments.steps}: expected a multiple of {2 * EVERY}, not 1000")
+        raise ValueError(
+            f"steps {arguments.steps}: expected a multiple of {2 * EVERY} from {2 * WARM} on"
+        )
     train = LongTrainer.from_words(
         ("--data", "endless", "--ranks", "2", "--batch-size", "256", *rest)
     )
