@@ -1,7 +1,4 @@
-"""Sizes before frames: ranks of different calls see it also where they send one another no frame.
-
-On a GPU sizes travel between hosts, in a gloo group that stands beside a group of NCCL's.
-"""
+"""Sizes of segments before frames, between hosts, in a gloo group beside a group of NCCL's."""
 
 from types import SimpleNamespace
 from unittest import mock
@@ -11,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from trec_qcomm.comm.peers import Peers, host_group
-from trec_qcomm.comm.sizes import exchange_sizes, exchange_tables
+from trec_qcomm.comm.sizes import exchange_tables
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.testing import run_ranks
@@ -19,18 +16,10 @@ from trec_qcomm.wire.frame import Announced
 
 pytestmark = pytest.mark.dist
 
-# Neither rank owns a segment, so no frame travels whose header could be compared.
-NO_FRAMES = SimpleNamespace(
-    plan=SimpleNamespace(segments_per_frame=(0, 0)), raw_nbytes=torch.zeros(0, dtype=torch.int64)
-)
 A_SEGMENT_EACH = SimpleNamespace(
     plan=SimpleNamespace(segments_per_frame=(1, 1), tables=("a", "b"), frame=torch.tensor([0, 1])),
     raw_nbytes=torch.tensor([64, 64]),
 )
-
-
-def sizes_of(call, peers):
-    return exchange_sizes(peers, [0, 0], call, NO_FRAMES, "test")
 
 
 def tables_of(call, peers):
@@ -41,9 +30,9 @@ def tables_of(call, peers):
     return got.codecs.tolist(), got.nbytes.tolist(), traffic.header_nbytes
 
 
-def tried(exchange, calls, peers):
+def tried(calls, peers):
     try:
-        return exchange(calls[dist.get_rank()], peers)
+        return tables_of(calls[dist.get_rank()], peers)
     except CorruptFrameError as error:
         return str(error)
 
@@ -59,12 +48,9 @@ def everything():
     with mock.patch.object(
         dist, "all_to_all_single", lambda *args, **o: called.append(o["group"]) or real(*args, **o)
     ):
-        results = {
-            exchange.__name__: {calls: tried(exchange, calls, peers) for calls in CALLS}
-            for exchange in (sizes_of, tables_of)
-        }
-    groups["of tables"] = all(group is host for group in called[len(CALLS) :])
-    return {"groups": groups, **results}
+        tables = {calls: tried(calls, peers) for calls in CALLS}
+    groups["of tables"] = called == [host] * len(CALLS)
+    return {"groups": groups, "tables": tables}
 
 
 CALLS = ((2**16 + 5, 5), (5, 7))  # modulo 2^16, the first two are equal
@@ -75,20 +61,15 @@ def results():
     return run_ranks(everything, 2)
 
 
-def test_sizes_of_frames(results):
-    assert [rank["sizes_of"][CALLS[0]] for rank in results] == [[0, 0], [0, 0]]
-
-
 def test_sizes_of_segments(results):
-    first, second = (rank["tables_of"][CALLS[0]] for rank in results)
+    first, second = (rank["tables"][CALLS[0]] for rank in results)
     assert first == ([255, 255], [8, 24], 8)
     assert second == ([7, 7], [16, 32], 8)
 
 
-@pytest.mark.parametrize("exchange", ["sizes_of", "tables_of"])
-def test_ranks_of_different_calls_are_out_of_step(results, exchange):
+def test_ranks_of_different_calls_are_out_of_step(results):
     for rank, result in enumerate(results):
-        text = result[exchange][CALLS[1]]
+        text = result["tables"][CALLS[1]]
         assert f"rank {1 - rank}: of another call: the ranks are out of step" in text
 
 

@@ -96,6 +96,17 @@ def test_unexpected_frames_are_refused(changes, message):
         unseal(data, **changes)
 
 
+def test_a_frame_may_be_shorter_than_its_room():
+    data, _ = frame_of(Identity(), ROWS, [2, 0, 4])
+    rubbish = torch.full((64,), 7, dtype=torch.uint8)
+    encoded, _ = unseal(torch.cat([data, rubbish]), frame_nbytes=[168 + 64])
+    assert encoded.nbytes.tolist() == [32, 0, 64]
+    for size in (24, 164, 176, 2**40):
+        data.view(torch.int64)[2] = size
+        with pytest.raises(CorruptFrameError, match="beyond the bytes received, or no multiple"):
+            unseal(data)
+
+
 def test_a_peer_without_segments_sends_no_byte():
     assert frame.overhead_nbytes(0) == 0
     at, sizes = frame.lay_out(torch.tensor([8, 16, 8]), [1, 0, 2])

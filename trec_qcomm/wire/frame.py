@@ -33,7 +33,7 @@ _BLOCK = 1024  # words of 8 bytes
 
 OUT_OF_STEP = "of another call: the ranks are out of step; make the same calls on all ranks"
 _REASONS = {
-    cpu.BAD_SIZE: "size differs from the bytes received",
+    cpu.BAD_SIZE: "its size is beyond the bytes received, or no multiple of 8",
     cpu.BAD_MAGIC: "not a frame (magic)",
     cpu.BAD_LAYOUT: "the sender's tables, dims or order differ from this rank's",
     cpu.BAD_COUNT: "number of segments differs from this rank's",
@@ -49,7 +49,7 @@ _WORDS = (
     f"magic, version or number of the call differ: not a frame of wire version {VERSION}, which "
     "alone this release reads, or the ranks are out of step",
     "the sender's tables, dims or order differ from this rank's",
-    _REASONS[cpu.BAD_SIZE],
+    "size differs from the bytes received",
     _REASONS[cpu.BAD_CHECKSUM],
 )
 
@@ -183,7 +183,8 @@ def unseal(
 
     Args:
         buffer: [W] uint8, exactly sum(frame_nbytes).
-        frame_nbytes, segments_per_frame: P ints each.
+        frame_nbytes: P ints, on a CPU at least the size of each frame.
+        segments_per_frame: P counts.
         layouts: P hashes, 32 bits.
         call: number of the exchange.
         num_rows: [S] int64, the rows that this rank expects.

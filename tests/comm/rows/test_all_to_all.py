@@ -2,6 +2,7 @@
 
 import time
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -42,11 +43,15 @@ def matrix(rank: int, num_rows: int, num_columns: int, salt: int) -> torch.Tenso
 
 
 class SpiedCollective:
-    """Counts what all_to_all_single is given, leaving out the rank's own part."""
+    """Counts what is given to all_to_all_single or sent by message, without the rank's own part."""
 
     def __init__(self) -> None:
         self.nbytes = 0
-        self._real = dist.all_to_all_single
+        self._real, self._by_message = dist.all_to_all_single, exchange._send_by_message
+
+    def by_message(self, peers, sent, received):
+        self.nbytes += sum(sent.nbytes) - sent.nbytes[dist.get_rank()]
+        return self._by_message(peers, sent, received)
 
     def __call__(self, output, input, output_split_sizes=None, input_split_sizes=None, **options):
         splits = input_split_sizes
@@ -70,12 +75,14 @@ def run_case(layout, codecs, batch_sizes, pg=None):
     """Return the rows and gradient received, and the bytes sent, of one exchange."""
     rank, op = dist.get_rank(), collective(layout, *codecs, pg)
     spy = exchange.dist.all_to_all_single = SpiedCollective()
+    exchange._send_by_message = spy.by_message
     try:
         rows = matrix(rank, sum(batch_sizes), layout.dim_sum(rank), 1).requires_grad_()
         out = op.start(rows, batch_sizes, gradient_divisor=2).wait()
         out.backward(matrix(rank, batch_sizes[rank], sum(DIMS), 2))
     finally:
         exchange.dist.all_to_all_single = spy._real
+        exchange._send_by_message = spy._by_message
     sent = sum(
         int(t.wire_nbytes.sum()) + t.header_nbytes
         for t in (op.forward_traffic, op.backward_traffic)
@@ -199,7 +206,7 @@ def test_errors_name_a_silent_peer_the_exchange_and_the_step():
     assert of_the_silent == {}
     for silent_in, words in (
         ("identity", "s: forward all-to-all of test, step 0: "),
-        ("variable", "s: sizes of the forward all-to-all of test, step 0: "),
+        ("variable", "s: forward all-to-all of test, step 0: "),
         ("backward", "s: backward all-to-all of test, step 0: "),
     ):
         assert errors[silent_in].startswith("rank 0: rank 1 did not answer in ")
@@ -219,6 +226,28 @@ def two_ops_and_a_dropped_batch():
     with pytest.raises(CorruptFrameError, match="the ranks are out of step"):
         op.start(rows, [2, 2]).wait()
     return True
+
+
+def awaited_in_the_other_order():
+    """Return whether two exchanges under way bring their own rows, whichever is waited for first.
+
+    Sizes depend on the rows, so frames are messages, which pair up in the order of sending.
+    """
+    world_size = dist.get_world_size()
+    layout, batch_sizes = layout_for(world_size), [2] * world_size
+    op = collective(layout, Deflate())
+    inputs = [matrix(op.rank, 2 * world_size, layout.dim_sum(op.rank), salt) for salt in (1, 5)]
+    inputs[1][::2] = 0  # shorter frames
+    pending = [op.start(rows, batch_sizes) for rows in inputs]
+    got = [pending[1].wait(), pending[0].wait()]
+    alone = [op.start(rows, batch_sizes).wait() for rows in reversed(inputs)]
+    return all(torch.equal(*pair) for pair in zip(got, alone, strict=True))
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("run", [PlayedRanks(3).run, partial(run_ranks, world_size=3)])
+def test_exchanges_may_be_awaited_in_any_order(run):
+    assert run(awaited_in_the_other_order) == [True] * 3
 
 
 def test_a_dropped_batch_is_seen_by_the_peers():

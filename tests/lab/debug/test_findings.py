@@ -102,13 +102,3 @@ def test_a_table_noisier_than_the_others_is_named_with_its_bound():
     assert findings(tables(SNR_GAP_DB - 0.1)) == []
     others = tables(SNR_GAP_DB)
     assert findings([replace(others[0], codec="Float6()"), *others[2:]]) == []  # too few alike
-
-
-def test_the_earliest_comes_first_and_of_one_step_the_worst():
-    late, early = (
-        replace(PLAIN, name=name, step=step, num_nan=1) for name, step in (("a", 5), ("b", 3))
-    )
-    drifting, lost = replace(PLAIN, name="c", rms_drift=10.0), replace(PLAIN, lost_share=0.9)
-    assert [(f.kind, f.place.name) for f in findings([lost, drifting, late, early])] == [
-        ("drift", "c"), ("lost", "t"), ("nan", "b"), ("nan", "a"),
-    ]  # fmt: skip

@@ -30,16 +30,6 @@ def test_a_jump_trips_and_the_table_that_explains_it_is_moved():
     assert outcome.record.forward == dict.fromkeys(TABLES, 1)  # as it was read
 
 
-def test_the_next_table_is_moved_if_it_is_still_above():
-    guard = about_to_trip()
-    read(guard, 0.2, a=0.05, b=0.18)
-    assert read(guard, 0.06).events == []  # an episode needs raise_after readings each time
-    assert read(guard, 0.06, a=0.05).moves == {A: 2}
-    calm = [read(guard, 0.001).told for _ in range(10)]
-    assert calm[:-1] == [[]] * 9
-    assert calm[-1][0] == ("calm", "calm", None)
-
-
 def test_tables_that_are_alike_to_blame_move_together():
     outcome = read(about_to_trip(0.3), 0.3, a=0.15, b=0.12, c=0.03)
     assert outcome.moves == {A: 2, ("b", "forward"): 2}

@@ -42,28 +42,6 @@ def link(latency_s: float, gb_s: float) -> Link:
 # Links.
 
 
-def test_an_all_to_all_is_as_slow_as_its_slower_level() -> None:
-    sent = Hops(intra=1e9, inter=4e9)
-    # 4 GPUs, 2 a node: 1 + 1/10 on the one level, 2 * 3 + 4/2 on the other.
-    direct = cluster(4, intra=link(1.0, 10.0), inter=link(3.0, 2.0))
-    # The other order: 1 + (1 + 4/2)/10 and then 3 + 4/2.
-    assert direct.all_to_all_s(sent) == pytest.approx(min(8.0, 1.3 + 5.0))
-    no_latency = cluster(4, intra=link(0.0, 10.0), inter=link(0.0, 2.0))
-    assert no_latency.all_to_all_s(sent) == pytest.approx(2.0)
-    assert direct.all_to_all_s(sent, rounds=2) == pytest.approx(2.3 + 8.0)
-
-
-def test_a_reduce_scatter_adds_in_the_node_first() -> None:
-    # 1 GB for each of 4 GPUs, 2 a node: 2 GB in the node and 1 GB beyond, where all-to-all sends 2.
-    near = cluster(4, intra=link(1.0, 10.0), inter=link(3.0, 2.0))
-    assert near.reduce_scatter_s(1e9) == pytest.approx((1 + 0.2) + (3 + 0.5))
-    assert near.all_to_all_s(Hops(intra=1e9, inter=2e9)) == pytest.approx((1 + 0.2) + (3 + 1.0))
-    # Where the node is the slow part, nothing is added there: max(1/0.1, 2/10).
-    far = cluster(4, intra=link(0.0, 0.1), inter=link(0.0, 10.0))
-    assert far.reduce_scatter_s(1e9) == pytest.approx(10.0)
-    assert cluster(1, intra=link(1.0, 1.0)).reduce_scatter_s(1e9) == 0
-
-
 def test_an_all_reduce_by_each_algorithm() -> None:
     # 8 GB on 4 GPUs, 2 a node. Ring: 6 messages, 2 * 3/4 * 8 = 12 GB between nodes. Two-shot:
     # twice 2 GB for each peer, 2 of them beyond. Hierarchical: twice 4 GB in the node, and a ring
@@ -222,24 +200,3 @@ def test_break_even_is_that_of_the_closed_form() -> None:
     pays, gb_s = break_even(saved_s)
     assert pays == "below"
     assert gb_s == pytest.approx(2.0 * (1 - 1 / 4) / 2)  # each GPU codes its own rows, too
-
-
-def test_ours_by_node_sends_a_node_s_share_between_nodes() -> None:
-    """The bytes between nodes are those of a two-shot among all GPUs, over the GPUs of a node."""
-    unit, free = link(0.0, 1.0), link(0.0, 1e30)
-    coded = replace(FLOAT32, is_ours=True, dense=4.0, dense_intra=2.0)
-    n = 4 * MODEL.dense_values
-
-    def dense_s(algorithm: str, intra: Link) -> float:
-        on = cluster(16, node=8, intra=intra, inter=unit)
-        chosen = replace(coded, dense_algorithm=algorithm)
-        return simulate(chosen, "tw", MODEL, on, device()).parts_s["dense"]
-
-    between_s = 2 * (n / 4 / 8) / 2 / 1e9
-    assert dense_s("hierarchical", free) == pytest.approx(between_s)
-    assert dense_s("two_shot", free) == pytest.approx(8 * between_s)
-    # Inside: sums in the codec of that hop, and afterwards the coded sums.
-    inside_s = 7 / 8 * n * (1 / 2 + 1 / 4) / 1e9
-    assert dense_s("hierarchical", unit) == pytest.approx(between_s + inside_s)
-    plain = cluster(16, node=8, intra=unit, inter=unit).all_reduce_s(n / 4)
-    assert dense_s("ring", unit) == pytest.approx(plain["ring"])

@@ -284,7 +284,7 @@ class MessageCoder:
         nbytes = [] if expected is None else expected.layout(self._call.alignment).frame_nbytes
         max_nbytes = nbytes
         if expected is not None and not fixed_size:
-            max_nbytes = largest_nbytes(expected).tolist()
+            max_nbytes = largest_nbytes(expected)
         messages = [message for _, message in sends if message.frame.numel()]
         sizes_nbytes = 0 if fixed_size else SIZE_NBYTES * len(messages)
         sent.nbytes += sum(m.frame.numel() for m in messages) + sizes_nbytes

@@ -122,9 +122,10 @@ class Meeting:
 
     ranks: tuple[int, ...]
     calls: dict[int, _Call] = field(default_factory=dict)  # by number
-    mail: defaultdict[tuple[int, int, int], deque[Tensor]] = field(
+    # By sender, receiver and tag: messages that nobody asked for yet, or those who wait for one.
+    mail: defaultdict[tuple[int, int, int], deque[Any]] = field(
         default_factory=lambda: defaultdict(deque)
-    )  # by sender, receiver, tag
+    )
 
 
 class PlayedWork(dist.Work):
@@ -238,12 +239,8 @@ class PlayedGroup(_ProcessGroup):  # type: ignore[misc]
         return self._blocking("all_reduce", listed, reduce)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> dist.Work:
-        operation = _operation(opts)
-        return self._blocking(
-            "all_reduce",
-            list(tensors),
-            lambda by_rank: collectives.all_reduce_coalesced(by_rank, operation),
-        )
+        reduce = partial(collectives.all_reduce_coalesced, operation=_operation(opts))
+        return self._blocking("all_reduce", list(tensors), reduce)
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         (tensor,) = tensors
@@ -324,23 +321,28 @@ class PlayedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Sequence[Tensor], receiver: int, tag: int = 0) -> dist.Work:
         """Send a copy, so that the sender need not wait."""
-        (message,) = tensors
-        self._meeting.mail[self._rank, receiver, tag].append(message.detach().clone())
+        (message,), queue = tensors, self._meeting.mail[self._rank, receiver, tag]
+        if queue and callable(queue[0]):
+            queue.popleft()(message)
+        else:
+            queue.append(message.detach().clone())
         return PlayedWork(self._baton, lambda: True, lambda: "")
 
     def recv(self, tensors: Sequence[Tensor], sender: int, tag: int = 0) -> dist.Work:
-        (place,) = tensors
+        """Receive a message that fits the tensor. As in gloo it may be shorter."""
+        (place,), queue = tensors, self._meeting.mail[sender, self._rank, tag]
         received: list[bool] = []
-        mail = self._meeting.mail[sender, self._rank, tag]
 
-        def receive() -> bool:
-            if not received and mail:
-                collectives.copy(mail.popleft(), place)
-                received.append(True)
-            return bool(received)
+        def receive(message: Tensor) -> None:
+            collectives.copy(message, place.view(-1)[: message.numel()])
+            received.append(True)
 
-        sender = self._meeting.ranks[sender]
-        return PlayedWork(self._baton, receive, lambda: f"a message of rank {sender}")
+        if queue and not callable(queue[0]):
+            receive(queue.popleft())
+        else:
+            queue.append(receive)
+        what = f"a message of rank {self._meeting.ranks[sender]}"
+        return PlayedWork(self._baton, lambda: bool(received), lambda: what)
 
     def _exchange(self, name: str, sent: Sequence[Tensor], received: Sequence[Tensor]) -> dist.Work:
         def exchange(by_rank: list[tuple[Sequence[Tensor], Sequence[Tensor]]]) -> None:

@@ -79,7 +79,10 @@ def seal(buffer, frame_nbytes, counts, layouts, call, codecs, num_rows, nbytes, 
 
 @inner
 def _unseal_frame(frame, begin, count, layout, call, num_rows, codecs, at, nbytes):
-    """Check one frame and fill codecs, at, nbytes. Return (reason, its segment or -1)."""
+    """Check one frame and fill codecs, at, nbytes. Return (reason, its segment or -1).
+
+    Args: frame: the frame, and whatever lies behind it.
+    """
     if frame.size < 32 or frame.size % 8:
         return BAD_SIZE, -1
     long_words = frame.view(np.uint64)
@@ -88,14 +91,16 @@ def _unseal_frame(frame, begin, count, layout, call, num_rows, codecs, at, nbyte
         return BAD_MAGIC, -1
     if words[1] & np.uint32(0xFFFF) != _VERSION:
         return BAD_VERSION, -1
-    if np.int64(long_words[2]) != frame.size:
+    size = np.int64(long_words[2])
+    if not 32 <= size <= frame.size or size % 8:
         return BAD_SIZE, -1
+    long_words = long_words[: size // 8]
     if np.int64(words[3]) != count:
         return BAD_COUNT, -1
     if np.int64(words[2]) != layout:
         return BAD_LAYOUT, -1
     place = (32 + 12 * count + 7) // 8 * 8
-    if place > frame.size:
+    if place > size:
         return BAD_SIZE, -1
     if checksum(long_words) != long_words[3]:
         return BAD_CHECKSUM, -1
@@ -108,9 +113,9 @@ def _unseal_frame(frame, begin, count, layout, call, num_rows, codecs, at, nbyte
         if np.int64(words[9 + 3 * j]) != num_rows[j]:
             return BAD_ROWS, j
         place += nbytes[j]
-        if nbytes[j] % 8 or place > frame.size:
+        if nbytes[j] % 8 or place > size:
             return BAD_SEGMENT, j
-    if place != frame.size:
+    if place != size:
         return BAD_SEGMENT, count - 1
     return OK, -1
 
