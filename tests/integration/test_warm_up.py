@@ -9,13 +9,14 @@ import torch
 from numba.core.dispatcher import Dispatcher
 
 from tests.integration.embedding.test_every_sharding import SUM_TABLES
-from tests.integration.sharded_models.cases import MIX, Case
-from tests.integration.sharded_models.training import run
+from tests.integration.sharded_models.cases import DP, MIX, TW, Case
+from tests.integration.sharded_models.training import run, shard
 from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Config, ErrorBounded, QComm, Rowwise, TableRule, load_preset, presets
 from trec_qcomm.integration import warm_up
 from trec_qcomm.jit.once import Job
 from trec_qcomm.lab.debug.rule import DebugRule
+from trec_qcomm.lab.ranks.ranks import PlayedRanks
 from trec_qcomm.ops.batch import unique
 
 TRAINED = ("best",)
@@ -83,11 +84,23 @@ def test_shadows_of_a_debugger_are_compiled_ahead():
 def test_jobs_are_those_of_the_config(name):
     config = load_preset(name)
     names = {job.name for job in warm_up.jobs(config)}
-    used = [codec for codec in warm_up._codecs(config) if codec.name != "identity"]
+    codecs = warm_up._codecs(config, config.data_parallel)
+    used = [codec for codec in codecs if codec.name != "identity"]
     codecs = {codec.name for codec in used if ".ext." not in type(codec).__module__}  # no kernels
     assert {job.partition(":")[0].split()[0] for job in names if ":" in job} >= codecs
     assert ("bags int64" in names) == any(rule.unique_bags for rule in config.embedding)
     assert ("rows" in names) == bool(config.embedding)
+
+
+@pytest.mark.parametrize("sharding", [TW, DP])
+def test_kernels_of_data_parallel_tables_are_compiled_where_there_are_any(sharding, monkeypatch):
+    """In `best` no other part of the config has the codec rowwise."""
+    names = set()
+    monkeypatch.setattr(warm_up, "missing", lambda jobs: names.update(j.name for j in jobs) or [])
+    case = Case(tables=SUM_TABLES, sharding=sharding)
+    PlayedRanks(1).run(lambda: shard(case, QComm.from_preset("best")) and None)
+    assert "frames" in names
+    assert any(name.startswith("rowwise") for name in names) == (sharding == DP)
 
 
 def test_each_encoder_is_a_job():

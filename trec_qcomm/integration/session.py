@@ -70,7 +70,7 @@ class Session:
         self._gradients = NamedStates[GradientAllReduce]("gradients")  # "dense", "tables0", ...
         self._pauses = NamedStates[MergePause]("merge_pauses")  # by module and sharding
         self._patterns_checked = False
-        self._warmed_up: set[torch.dtype] = set()
+        self._warmed_up: set[tuple[torch.dtype, bool]] = set()
         for name, part in sections_of(config).items():
             extension = part.extension(self)
             if extension is not None:
@@ -121,14 +121,17 @@ class Session:
         if bags is not None:
             self.merges_bags = bags == "distinct"
 
-    def warm_up_once(self, rows_dtype: torch.dtype = torch.float32) -> None:
+    def warm_up_once(
+        self, rows_dtype: torch.dtype = torch.float32, *, data_parallel: bool = False
+    ) -> None:
         """Compile the CPU kernels that the config uses, the first time. No collective.
 
-        Args: rows_dtype: dtype of the lookups' rows.
+        Args: rows_dtype: dtype of the lookups' rows.  data_parallel: whether there are such tables.
         """
-        if rows_dtype not in self._warmed_up:
-            warm_up(self.config, rows_dtype=rows_dtype)
-            self._warmed_up |= {torch.float32, rows_dtype}
+        key = rows_dtype, data_parallel
+        if key not in self._warmed_up:
+            warm_up(self.config, rows_dtype=rows_dtype, data_parallel=data_parallel)
+            self._warmed_up.add(key)
 
     def add_module(self, pg: dist.ProcessGroup, module: str, names: Iterable[str]) -> None:
         """Add a module and its tables. Collective, so call it in the same order on all ranks.

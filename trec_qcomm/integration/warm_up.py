@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trec_qcomm.codecs import ErrorBounded, Identity
 from trec_qcomm.config import Config, GradientRule, HopCodecs
-from trec_qcomm.config.gradients import AlgorithmChoice
+from trec_qcomm.config.gradients import AlgorithmChoice, TableGradientRule
 from trec_qcomm.config.section import sections_of
 from trec_qcomm.config.tables import DIRECTIONS, Direction
 from trec_qcomm.core.codec import Codec, SummingCodec, encode_alone
@@ -34,11 +34,16 @@ from trec_qcomm.wire.id_messages import pack, unpack
 logger = logging.getLogger("trec_qcomm")
 
 # Codecs that have numba kernels. That of a user's module compiles what it has at its first use.
+_Replicated = TableGradientRule | None  # rule of DATA_PARALLEL tables, where there are any
 _COMPILED = ("cast", "identity", "rowwise", "float6", "error_bounded")
 
 
 def jobs(
-    config: Config, *, ids: torch.dtype = torch.int64, rows_dtype: torch.dtype = torch.float32
+    config: Config,
+    *,
+    ids: torch.dtype = torch.int64,
+    rows_dtype: torch.dtype = torch.float32,
+    data_parallel: bool = True,
 ) -> list[Job]:
     """Return the jobs that compile a config's kernels.
 
@@ -46,6 +51,7 @@ def jobs(
         ids: dtype of the batches' values, int32 or int64. Lengths may have either.
         rows_dtype: dtype of the lookups' rows (`output_dtype`). float16 and bfloat16 share kernels,
             which are compiled besides the kernels for float32.
+        data_parallel: whether there are DATA_PARALLEL tables, or may be.
     Raises: ValueError: another dtype.
     """
     if rows_dtype not in VALUE_DTYPES:
@@ -55,8 +61,10 @@ def jobs(
     wanted: list[Job] = []
     if config.ids is not None or config.sync is not None:
         wanted.append(Job("ids", _use_id_messages))  # the longest
-    wanted += _jobs_of(_codecs(config), {"encode": _use_encoder, "decode": _use_decoder})
-    wanted += _jobs_of(_summed_codecs(config), {"sum": _use_sums})
+    replicated = config.data_parallel if data_parallel else None
+    coding = {"encode": _use_encoder, "decode": _use_decoder}
+    wanted += _jobs_of(_codecs(config, replicated), coding)
+    wanted += _jobs_of(_summed_codecs(config, replicated), {"sum": _use_sums})
     wanted.append(Job("frames", _use_frames))
     if rows_dtype != torch.float32:
         names = codecs_of_16_bit_rows()
@@ -70,20 +78,15 @@ def jobs(
     return list({job.name: job for job in wanted}.values())
 
 
-def warm_up(
-    config: Config,
-    *,
-    ids: torch.dtype = torch.int64,
-    rows_dtype: torch.dtype = torch.float32,
-) -> int:
+def warm_up(config: Config, **options: Any) -> int:
     """Compile a config's kernels that are missing, and return how many jobs were missing.
 
     The log says so once, before the work begins. No collective: ranks that share a folder of
     compiled kernels share the work, whenever they come.
 
-    Args: ids, rows_dtype: arguments of `jobs`.
+    Args: options: keyword arguments of `jobs`.
     """
-    left = missing(jobs(config, ids=ids, rows_dtype=rows_dtype))
+    left = missing(jobs(config, **options))
     if left:
         logger.warning(
             "trec_qcomm: compiling CPU kernels for %s once, %d jobs of seconds each: %s. "
@@ -96,17 +99,17 @@ def warm_up(
     return len(left)
 
 
-def _codecs(config: Config) -> Iterator[Codec]:
+def _codecs(config: Config, replicated: _Replicated) -> Iterator[Codec]:
     yield from _row_codecs(config)
-    yield from _gradient_codecs(config, get_args(AlgorithmChoice))
+    yield from _gradient_codecs(config, replicated, get_args(AlgorithmChoice))
     for part in sections_of(config).values():
         yield from part.codecs()
 
 
-def _summed_codecs(config: Config) -> Iterator[SummingCodec]:
+def _summed_codecs(config: Config, replicated: _Replicated) -> Iterator[SummingCodec]:
     """Yield codecs of what is added up as it is decoded: rows of row-wise tables, and gradients."""
     rows = _row_codecs(config, ("forward",))
-    for codec in (*rows, *_gradient_codecs(config, ("two_shot", "hierarchical"))):
+    for codec in (*rows, *_gradient_codecs(config, replicated, ("two_shot", "hierarchical"))):
         if isinstance(codec, SummingCodec):
             yield codec
 
@@ -120,9 +123,11 @@ def _row_codecs(config: Config, directions: Sequence[Direction] = DIRECTIONS) ->
             yield from (codec for d, codec in part.codecs_of_table(rule) if d in directions)
 
 
-def _gradient_codecs(config: Config, algorithms: Sequence[AlgorithmChoice]) -> Iterator[Codec]:
+def _gradient_codecs(
+    config: Config, replicated: _Replicated, algorithms: Sequence[AlgorithmChoice]
+) -> Iterator[Codec]:
     others = (rule for part in sections_of(config).values() for rule in part.dense_rules())
-    for rule in (*config.dense_rules, config.data_parallel, *others):
+    for rule in (*config.dense_rules, replicated, *others):
         if rule is not None and rule.algorithm in algorithms:
             yield rule.codec
             if isinstance(rule, GradientRule) and rule.algorithm == "hierarchical":

@@ -194,7 +194,8 @@ class CodedSharder(ComesFirst):
             for extension in session.extensions.values():
                 extension.check_tables(params, torch.float32, device)
         if device is None or device.type == "cpu":
-            session.warm_up_once()
+            kinds = {params[table].sharding_type for table in params}
+            session.warm_up_once(data_parallel=ShardingType.DATA_PARALLEL.value in kinds)
         is_ours = self.sharded_class.__module__.startswith("trec_qcomm.")
         merges = is_ours if self.merges_bags is None else self.merges_bags
         return SessionRegistry(session, module_name, is_nested=self._is_nested or not merges)
