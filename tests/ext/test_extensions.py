@@ -56,6 +56,39 @@ for name, wire_id in (("topk", 200), ("mine", 10)):
     run([sys.executable, "-c", program], check=True)
 
 
+def test_a_codec_of_another_package_is_imported_when_a_config_names_it(tmp_path):
+    """An installed package has such an entry point."""
+    (tmp_path / "theirs-1.0.dist-info").mkdir()
+    (tmp_path / "theirs-1.0.dist-info" / "METADATA").write_text("Name: theirs\nVersion: 1.0\n")
+    (tmp_path / "theirs-1.0.dist-info" / "entry_points.txt").write_text(
+        "[trec_qcomm.codecs]\ntheirs = theirs\nbroken = missing_module\n"
+    )
+    (tmp_path / "theirs.py").write_text(
+        "from trec_qcomm import Identity, register_codec\n"
+        "class Theirs(Identity):\n"
+        "    name, wire_id = 'theirs', 240\n"
+        "register_codec(Theirs, Theirs())\n"
+    )
+    program = (
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        + """
+from trec_qcomm.config.files import read_config
+from trec_qcomm.core.registry import codec_names, decoder
+assert {"theirs", "broken"} <= set(codec_names())
+assert "theirs" not in sys.modules
+config = read_config({"dense": {"codec": {"codec": "theirs"}}})
+assert type(config.dense.codec).__module__ == "theirs" and decoder(240).name == "theirs"
+try:
+    read_config({"dense": {"codec": {"codec": "broken"}}})
+except ModuleNotFoundError as error:
+    assert error.name == "missing_module"
+else:
+    raise AssertionError("broken")
+"""
+    )
+    run([sys.executable, "-c", f"import sys\n{program}"], check=True)
+
+
 def test_a_training_with_a_preset_imports_no_extension_and_no_tool():
     program = """
 import sys

@@ -1,10 +1,12 @@
 """Registry of codecs: name -> class (for YAML), wire id -> decoder (for frames).
 
 The names and wire ids of extensions' codecs are listed here. The module of such a codec is imported
-when a config names it or a frame of it arrives; the import registers the codec.
+when a config names it or a frame of it arrives; the import registers the codec. A codec of another
+package is imported when a config names it, by an entry point of that name in `trec_qcomm.codecs`.
 """
 
 from importlib import import_module
+from importlib.metadata import entry_points
 
 from trec_qcomm.core.codec import Codec, adopt
 
@@ -17,6 +19,7 @@ _EXTENSIONS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "trec_qcomm.ext.fbgemm.codec": (("fbgemm",), (14, 15, 16, 17, 18, 19, 20, 21)),
 }
 _MODULE_OF_NAME = {name: module for module, (names, _) in _EXTENSIONS.items() for name in names}
+_GROUP = "trec_qcomm.codecs"  # of entry points
 _MODULE_OF_WIRE_ID = {id_: module for module, (_, ids) in _EXTENSIONS.items() for id_ in ids}
 
 
@@ -40,8 +43,8 @@ def register_codec(codec_type: type[Codec], *decoders: Codec) -> None:
 
 
 def codec_names() -> list[str]:
-    """Return the names of registered codecs and of extensions' codecs, sorted."""
-    return sorted({*_BY_NAME, *_MODULE_OF_NAME})
+    """Return the names of registered codecs, extensions' codecs and entry points, sorted."""
+    return sorted({*_BY_NAME, *_MODULE_OF_NAME, *entry_points(group=_GROUP).names})
 
 
 def codecs_of_16_bit_rows() -> list[str]:
@@ -53,6 +56,9 @@ def codec_type(name: str) -> type[Codec]:
     """Return the class of a codec by its name. Raises ValueError naming the allowed names."""
     if name not in _BY_NAME and name in _MODULE_OF_NAME:
         import_module(_MODULE_OF_NAME[name])
+    if name not in _BY_NAME:
+        for point in entry_points(group=_GROUP, name=name):
+            point.load()
     if name not in _BY_NAME:
         raise ValueError(f"unknown codec {name!r}; allowed: {', '.join(codec_names())}")
     return _BY_NAME[name]
