@@ -75,6 +75,7 @@ _MORE = f"{_CRITEO} --steps 25 --rate 25mbit,100mbit,1gbit,10gbit,none"
 _AUTO = "--hosts 2 --embedding-dim 16 --steps 15 --rate 25mbit,100mbit,1gbit,none"
 _DCN = "--model dcn --scale 0.5 --multi-hot --rows 20000 --batch-size 512 --steps 8"
 _DCN += " --rate 25mbit,100mbit,1gbit"
+_THEN = "git worktree add ../then a63d3dd; cd ../then;"
 _SMALL = f"--hosts 4 {_CRITEO} --steps 40 --dense-arch 64 --over-arch 64"
 
 
@@ -149,10 +150,20 @@ SECTIONS = (
              "examples/bench/results/timeline.jsonl", "stock", "best"),
     ),
     _result("long", tables.faults, "Two hours under faults", "make chaos ARGS=long"),
-    Section(BENCH / "README.md", "sequences.jsonl", tables.networks),
-    Section(BENCH / "README.md", "simulate.jsonl", tables.predictions),
-    Section(BENCH / "README.md", "plans.jsonl", tables.planned),
-    Section(BENCH / "README.md", "codec.jsonl", partial(tables.codecs, dims=(64, 16))),
+    _result("sequences", tables.networks, "Sequences on 2 hosts",
+        f"{_THEN} python -m examples.bench.net --workload sequences --hosts 2 --steps 10 "
+        "--rate 25mbit,100mbit,1gbit",
+    ),
+    _result("simulate", tables.predictions, "Predicted steps",
+        "python -m trec_qcomm simulate --out examples/bench/results/simulate.jsonl --force "
+        "--records examples/bench/results/links.jsonl examples/bench/results/links_4_hosts.jsonl",
+    ),
+    _result("plans", tables.planned, "Plans that the planner chose",
+        f"{_THEN} python -m examples.bench.plans",
+    ),
+    _result("codec", partial(tables.codecs, dims=(64, 16)), "All codecs beside other compressors",
+        "make bench-codec ARGS='--rows rows64.pt rows16.pt'",
+    ),
 )  # fmt: skip
 
 

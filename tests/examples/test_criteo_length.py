@@ -5,7 +5,7 @@ import pytest
 from data.dataset import FEATURES
 from data.endless import BLOCK_ROWS, PERIOD, RANKS, SHARES, endless, table_sizes
 from data.synthetic import sigmoid
-from studies import length
+from studies import gaps, length
 
 from trec_qcomm.lab.records import Environment, SeedTraining, StudyRecord
 
@@ -53,6 +53,7 @@ def test_clicks_follow_the_planted_logit():
 def record(name, seed, loss_at):
     metrics = {f"loss_at_{step}": loss_at(step) for step in range(500, 10_001, 500)}
     metrics |= {f"auc_at_{step}": 0.7 for step in range(1000, 10_001, 1000)}
+    metrics["logloss"] = loss_at(10_000)
     return StudyRecord(
         configuration=name, seed=seed, training=SeedTraining(metrics=metrics), setup={},
         environment=Environment.current(), time=0.0, num_ranks=2, seconds=1.0,
@@ -68,18 +69,20 @@ def test_gaps_and_their_slope():
                (0.5 - step * 1e-6) * (1.0005 + step * (1e-7 + n)))
         for seed in range(6)
     ]  # fmt: skip
-    gaps = length.gaps_of(records)["ours"]
-    assert gaps.slope.mean == pytest.approx(0.1, rel=0.02)
-    assert gaps.at(5000).mean == pytest.approx(0.05 + 0.05, abs=0.004)
-    assert gaps.slope.low <= 0.1 <= gaps.slope.high
-    shown = length.table(records)
+    ours = gaps.gaps_of(records)["ours"]
+    assert ours.slope.mean == pytest.approx(0.1, rel=0.02)
+    assert ours.at(5000).mean == pytest.approx(0.05 + 0.05, abs=0.004)
+    assert ours.slope.low <= 0.1 <= ours.slope.high
+    assert ours.trained.tolist() == pytest.approx([0.15] * 6, abs=0.004)
+    shown = gaps.table(records)
     assert "| fp32 | 1000 steps | 5000 steps | 10000 steps |" in shown
     assert "| ours | 6 | " in shown
 
 
 def test_a_long_training_in_short(monkeypatch, tmp_path, capsys):
     for name, value in (("EVERY", 3), ("WARM", 3), ("AHEAD", 1), ("TEST_ROWS", 256)):
-        monkeypatch.setattr(length, name, value)
+        for module in (length, gaps) if name in ("EVERY", "WARM") else (length,):
+            monkeypatch.setattr(module, name, value)
     monkeypatch.setattr("data.endless.TEST_ROWS", 256)
     words = ["length.py", "--configs", "int8", "--steps", "12", "--seeds", "1", "--out", tmp_path]
     words += ["--ranks", "2", "--batch-size", "16"]

@@ -233,10 +233,9 @@ def awaited_in_the_other_order():
 
     Sizes depend on the rows, so frames are messages, which pair up in the order of sending.
     """
-    world_size = dist.get_world_size()
-    layout, batch_sizes = layout_for(world_size), [2] * world_size
+    layout, batch_sizes = layout_for(3), [2] * 3
     op = collective(layout, Deflate())
-    inputs = [matrix(op.rank, 2 * world_size, layout.dim_sum(op.rank), salt) for salt in (1, 5)]
+    inputs = [matrix(op.rank, 6, layout.dim_sum(op.rank), salt) for salt in (1, 5)]
     inputs[1][::2] = 0  # shorter frames
     pending = [op.start(rows, batch_sizes) for rows in inputs]
     got = [pending[1].wait(), pending[0].wait()]
