@@ -52,7 +52,7 @@ LEFT_OUT = {  # (page, beginning of the block or command): why it does not run h
     (f"{DOCS}/SEARCH.md", "import trec_qcomm"): f"{HOURS}; tests/lab/search has fewer candidates",
     (f"{DOCS}/SEARCH.md", "python -m trec_qcomm search"): f"{HOURS}; tests/lab/search/test_command",
     (f"{DOCS}/SEARCH.md", "python examples/criteo"): f"{HOURS}, {DATA}",
-    (f"{EXAMPLES}/bench/README.md", "make bench-codec"): DATA,
+    (f"{EXAMPLES}/results.md", "make bench-codec"): DATA,
     (f"{EXAMPLES}/bench/README.md", "python -m examples.bench.net"): ROOT_USER,
     (f"{EXAMPLES}/bench/README.md", "RANK=0 "): "needs GPUs",
     (f"{EXAMPLES}/results.md", "python -m examples.bench.net"): ROOT_USER,

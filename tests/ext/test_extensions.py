@@ -61,7 +61,7 @@ def test_a_codec_of_another_package_is_imported_when_a_config_names_it(tmp_path)
     (tmp_path / "theirs-1.0.dist-info").mkdir()
     (tmp_path / "theirs-1.0.dist-info" / "METADATA").write_text("Name: theirs\nVersion: 1.0\n")
     (tmp_path / "theirs-1.0.dist-info" / "entry_points.txt").write_text(
-        "[trec_qcomm.codecs]\ntheirs = theirs\nbroken = missing_module\n"
+        "[trec_qcomm.codecs]\ntheirs = theirs\n"
     )
     (tmp_path / "theirs.py").write_text(
         "from trec_qcomm import Identity, register_codec\n"
@@ -74,16 +74,9 @@ def test_a_codec_of_another_package_is_imported_when_a_config_names_it(tmp_path)
         + """
 from trec_qcomm.config.files import read_config
 from trec_qcomm.core.registry import codec_names, decoder
-assert {"theirs", "broken"} <= set(codec_names())
-assert "theirs" not in sys.modules
+assert "theirs" in codec_names() and "theirs" not in sys.modules
 config = read_config({"dense": {"codec": {"codec": "theirs"}}})
 assert type(config.dense.codec).__module__ == "theirs" and decoder(240).name == "theirs"
-try:
-    read_config({"dense": {"codec": {"codec": "broken"}}})
-except ModuleNotFoundError as error:
-    assert error.name == "missing_module"
-else:
-    raise AssertionError("broken")
 """
     )
     run([sys.executable, "-c", f"import sys\n{program}"], check=True)

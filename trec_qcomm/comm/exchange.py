@@ -1,10 +1,9 @@
 """Exchange: every rank sends every peer one frame of coded rows, asynchronously.
 
 Knows: frames, splits, the process group. Does not know: codecs, autograd, TorchRec.
-If all codecs are of fixed size, both ends compute all sizes, and one all-to-all sends the frames.
-Otherwise, on a CPU, each frame is a message of its own into memory for the largest it may be: gloo
-takes shorter ones, and the frame's header says how long it is. On a GPU the sizes travel first, one
-int64 a segment, as the host does not read frames there.
+If all codecs are of fixed size, both ends compute all sizes. Otherwise, on a CPU, a receiver has
+room for the largest frame: gloo takes shorter ones, and a frame's header says how long it is. On a
+GPU the sizes travel first, one int64 a segment, as the host does not read frames there.
 Shapes: P frames.
 """
 
@@ -24,8 +23,6 @@ from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.sizes import exchange_tables, largest_nbytes
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.wire import frame
-
-_TAG = 0x7263  # of messages of frames; torch's default is 0
 
 
 @dataclass(eq=False)
@@ -75,7 +72,7 @@ def start_exchange(
     traffic: Traffic,
     name: str,
 ) -> PendingFrames:
-    """Launch the all-to-all of frames. Return at once; on a GPU as soon as the sizes have come.
+    """Launch the all-to-all of frames. Return at once, or on a GPU as soon as sizes have come.
 
     Args:
         peers: the ranks.
@@ -85,16 +82,16 @@ def start_exchange(
             all ranks.
         traffic: counters of seconds and of the sizes' bytes.
         name: words for this exchange, for errors.
-    Raises: CorruptFrameError: a peer announces an impossible size.  LostPeerError: a peer is gone.
+    Raises: CorruptFrameError: on a GPU, an impossible size.  LostPeerError: a peer is gone.
     """
-    if peers.pg.size() == 1:
+    pg = peers.pg
+    if pg.size() == 1:
         return PendingFrames(peers, (), sent, sent, incoming, traffic, name)
     begin = perf_counter()
     alignment = frame.alignment_of(sent.buffer)
     sizes = incoming.layout(alignment).frame_nbytes
-    send, announced = _send_each, None
+    announced = None
     if frame.is_on_gpu(sent.buffer):
-        send = _send_one_to_all if sent.is_shared else _send_each
         announced = incoming.announced
         if not fixed_size:
             assert sent.announced is not None
@@ -104,10 +101,12 @@ def start_exchange(
             counts = incoming.plan.segments_per_frame
             _, sizes = frame.lay_out(announced.nbytes, counts, alignment)
     elif not fixed_size:
-        send, sizes = _send_by_message, largest_nbytes(incoming)
+        # The most that the codecs take here, and the most that a peer in a bypass sends.
+        sizes = list(map(max, sizes, largest_nbytes(incoming)))
+        sizes[pg.rank()] = sent.nbytes[pg.rank()]
     buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=sent.buffer.device)
     received = SealedFrames(buffer, sizes, sent.call, announced)
-    works = send(peers, sent, received)
+    works = (_send_one_to_all if sent.is_shared else _send_each)(peers, sent, received)
     traffic.wire_s += perf_counter() - begin
     return PendingFrames(peers, works, sent, received, incoming, traffic, name)
 
@@ -122,19 +121,6 @@ def _send_each(peers: Peers, sent: SealedFrames, received: SealedFrames) -> Sequ
         async_op=True,
     )
     return (work,)
-
-
-def _send_by_message(
-    peers: Peers, sent: SealedFrames, received: SealedFrames
-) -> Sequence[dist.Work]:
-    """Send frames whose sizes the receivers do not know. Args: received: with the largest sizes."""
-    pg, rank = peers.pg, peers.pg.rank()
-    frames = torch.split(sent.buffer, sent.nbytes)
-    places = torch.split(received.buffer, received.nbytes)
-    places[rank][: len(frames[rank])] = frames[rank]
-    others = [p for p in range(pg.size()) if p != rank]
-    works = [pg.send([frames[p]], p, _TAG) for p in others if len(frames[p])]
-    return works + [pg.recv([places[p]], p, _TAG) for p in others if len(places[p])]
 
 
 def _send_one_to_all(

@@ -33,8 +33,9 @@ from trec_qcomm.wire.id_messages import pack, unpack
 
 logger = logging.getLogger("trec_qcomm")
 
-# Codecs that have numba kernels. That of a user's module compiles what it has at its first use.
 _Replicated = TableGradientRule | None  # rule of DATA_PARALLEL tables, where there are any
+
+# Codecs that have numba kernels. That of a user's module compiles what it has at its first use.
 _COMPILED = ("cast", "identity", "rowwise", "float6", "error_bounded")
 
 

@@ -15,13 +15,26 @@ from trec_qcomm.comm.rows.all_to_all import PooledAllToAll
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.core.errors import CorruptFrameError, LostPeerError, UnencodableError
+from trec_qcomm.core.segments import Encoded
 from trec_qcomm.lab.ranks.ranks import PlayedRanks
 from trec_qcomm.testing import run_ranks
+
+
+class Padded(Deflate):
+    """Takes more bytes than float32 rows and all that goes with them."""
+
+    def max_nbytes(self, segments):
+        return super().max_nbytes(segments) + 40_000
+
+    def encode(self, values, segments, payload, at, **options):
+        return Encoded(payload, at, super().encode(values, segments, payload, at).nbytes + 40_000)
+
 
 DIMS = (4, 7, 16, 1, 4)
 CASES = {
     "identity": (Identity(), Identity()),
     "variable": (Deflate(), Deflate()),
+    "padded": (Padded(), Padded()),
     "variable forward": (Deflate(), Rowwise(8)),
     "int4": (Rowwise(4), Rowwise(4, rounding="stochastic")),
     "fp16 bf16": (Cast("fp16"), Cast("bf16")),
@@ -43,15 +56,11 @@ def matrix(rank: int, num_rows: int, num_columns: int, salt: int) -> torch.Tenso
 
 
 class SpiedCollective:
-    """Counts what is given to all_to_all_single or sent by message, without the rank's own part."""
+    """Counts what all_to_all_single is given, leaving out the rank's own part."""
 
     def __init__(self) -> None:
         self.nbytes = 0
-        self._real, self._by_message = dist.all_to_all_single, exchange._send_by_message
-
-    def by_message(self, peers, sent, received):
-        self.nbytes += sum(sent.nbytes) - sent.nbytes[dist.get_rank()]
-        return self._by_message(peers, sent, received)
+        self._real = dist.all_to_all_single
 
     def __call__(self, output, input, output_split_sizes=None, input_split_sizes=None, **options):
         splits = input_split_sizes
@@ -75,14 +84,12 @@ def run_case(layout, codecs, batch_sizes, pg=None):
     """Return the rows and gradient received, and the bytes sent, of one exchange."""
     rank, op = dist.get_rank(), collective(layout, *codecs, pg)
     spy = exchange.dist.all_to_all_single = SpiedCollective()
-    exchange._send_by_message = spy.by_message
     try:
         rows = matrix(rank, sum(batch_sizes), layout.dim_sum(rank), 1).requires_grad_()
         out = op.start(rows, batch_sizes, gradient_divisor=2).wait()
         out.backward(matrix(rank, batch_sizes[rank], sum(DIMS), 2))
     finally:
         exchange.dist.all_to_all_single = spy._real
-        exchange._send_by_message = spy._by_message
     sent = sum(
         int(t.wire_nbytes.sum()) + t.header_nbytes
         for t in (op.forward_traffic, op.backward_traffic)
@@ -124,7 +131,7 @@ def test_rows_and_gradients_arrive(ranks):
         for (name, batch_sizes), result in results.items():
             out, grad = expected(layout, batch_sizes, rank)
             assert result["out"].shape == out.shape
-            if name in ("identity", "variable"):
+            if name in ("identity", "variable", "padded"):
                 assert torch.equal(result["out"], out), (name, rank)
                 assert torch.equal(result["grad"], grad), (name, rank)
             elif name == "variable forward":
@@ -163,21 +170,22 @@ def test_a_group_works_that_was_made_before_all_groups_were_made_again(tmp_path)
             assert torch.equal(result["grad"], grad)
 
 
-def die_or_wait():
+def die_or_wait(case):
     """Rank 1 is gone before the exchange; the other must not hang."""
     if dist.get_rank() == 1:
         return None
     begin = time.perf_counter()
     with pytest.raises(LostPeerError, match=r"rank 0: lost rank 1 after .* of test") as e:
-        run_case(layout_for(2), CASES["identity"], [2, 2])
+        run_case(layout_for(2), CASES[case], [2, 2])
     assert type(e.value.__cause__) is RuntimeError
     assert e.value.peers == (1,)
     return time.perf_counter() - begin
 
 
 @pytest.mark.dist
-def test_a_lost_rank_is_an_error_not_a_hang():
-    waited, _ = run_ranks(die_or_wait, 2, timeout_s=20)
+@pytest.mark.parametrize("case", ["identity", "variable"])
+def test_a_lost_rank_is_an_error_not_a_hang(case):
+    waited, _ = run_ranks(die_or_wait, 2, case, timeout_s=20)
     assert waited < 20
 
 
@@ -231,12 +239,12 @@ def two_ops_and_a_dropped_batch():
 def awaited_in_the_other_order():
     """Return whether two exchanges under way bring their own rows, whichever is waited for first.
 
-    Sizes depend on the rows, so frames are messages, which pair up in the order of sending.
+    Their sizes depend on the data, and the second ones are shorter.
     """
     layout, batch_sizes = layout_for(3), [2] * 3
     op = collective(layout, Deflate())
     inputs = [matrix(op.rank, 6, layout.dim_sum(op.rank), salt) for salt in (1, 5)]
-    inputs[1][::2] = 0  # shorter frames
+    inputs[1][::2] = 0
     pending = [op.start(rows, batch_sizes) for rows in inputs]
     got = [pending[1].wait(), pending[0].wait()]
     alone = [op.start(rows, batch_sizes).wait() for rows in reversed(inputs)]
@@ -266,8 +274,10 @@ def evaluating_while_the_other_trains():
     return texts
 
 
-def test_a_rank_that_evaluates_or_bypasses_while_others_train_is_seen():
-    for rank, texts in enumerate(PlayedRanks(2).run(evaluating_while_the_other_trains)):
+@pytest.mark.dist
+@pytest.mark.parametrize("run", [PlayedRanks(2).run, partial(run_ranks, world_size=2)])
+def test_a_rank_that_evaluates_or_bypasses_while_others_train_is_seen(run):
+    for rank, texts in enumerate(run(evaluating_while_the_other_trains)):
         words = f"frame from rank {1 - rank}: of another call: the ranks are out of step"
         assert [text.partition(";")[0] for text in texts] == [words] * 3
 

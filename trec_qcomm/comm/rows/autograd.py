@@ -155,7 +155,7 @@ class RowExchange:
                 tolerances=call.tolerances,
                 decoded=fed.decoded,
             )
-            # Asked of the config, also in a bypass: sizes tell ranks that one of them is in one.
+            # Asked of the config, also in a bypass: frames of a rank alone in one are refused.
             fixed_size = self.has_fixed_size[direction] and sent.fixed_size and received.fixed_size
             self.pending = start_exchange(
                 op.peers,

@@ -105,7 +105,7 @@ class RowCollective(Channel):
         return tuple(made.values())
 
     def _prepare(self, coding: Coding) -> None:
-        """Make the group that sends sizes ahead, where they vary. Collective."""
+        """Make the group that a GPU's sizes go through, where they vary. Collective."""
         if not all(coding.has_fixed_size.values()):
             self.peers = Peers(self.pg, host_group(self.pg))
 
@@ -173,7 +173,7 @@ class RowCollective(Channel):
             self._num_evaluations = evaluation
         if forward:
             coding = self._coding_of(self._changed(DirectionCodecs(forward, {})))
-            # Sizes travel inside as outside, whatever has become of them.
+            # Sizes are told inside as outside, whatever has become of them.
             self._coding = replace(coding, has_fixed_size=self._coding.has_fixed_size)
         self.transform = None
         self.forward_traffic = self._traffic(self.forward_traffic.kind)

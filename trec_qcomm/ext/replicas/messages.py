@@ -2,8 +2,7 @@
 
 A replica sends each peer two messages. The first has the numbers of rows, packed as ids are
 (FORMAT.md, "Messages of ids"; a table is a segment with one bag). The second is a frame with a
-segment for each matrix of each table. The first message's size travels before it, a frame's size
-only if a codec has no fixed size.
+segment for each matrix of each table. The first message's size travels before it.
 
 Knows: banks, ids, frames, peers. Does not know: averages, TorchRec.
 Shapes: B banks with T tables in all; P messages sent, N received; n rows of some bank.

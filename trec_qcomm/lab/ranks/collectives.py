@@ -37,10 +37,15 @@ def copy(source: Tensor, target: Tensor) -> None:
 
 
 def exchange(sent: Sequence[Sequence[Tensor]], received: Sequence[Sequence[Tensor]]) -> None:
-    """Copy message s of rank r to place r of rank s. Raises ValueError if they do not fit."""
+    """Copy message s of rank r to place r of rank s. Raises ValueError if they do not fit.
+
+    As in gloo bytes may be fewer than their place.
+    """
     for source, messages in enumerate(sent):
         for message, places in zip(messages, received, strict=True):
-            copy(message, places[source])
+            place = places[source]
+            are_fewer = message.dtype == torch.uint8 and len(message) < len(place)
+            copy(message, place[: len(message)] if are_fewer else place)
 
 
 def splits(values: Tensor, sizes: Sequence[int], num_ranks: int) -> list[Tensor]:

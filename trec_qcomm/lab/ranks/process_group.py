@@ -122,10 +122,9 @@ class Meeting:
 
     ranks: tuple[int, ...]
     calls: dict[int, _Call] = field(default_factory=dict)  # by number
-    # By sender, receiver and tag: messages that nobody asked for yet, or those who wait for one.
-    mail: defaultdict[tuple[int, int, int], deque[Any]] = field(
+    mail: defaultdict[tuple[int, int, int], deque[Tensor]] = field(
         default_factory=lambda: defaultdict(deque)
-    )
+    )  # by sender, receiver, tag
 
 
 class PlayedWork(dist.Work):
@@ -321,28 +320,23 @@ class PlayedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Sequence[Tensor], receiver: int, tag: int = 0) -> dist.Work:
         """Send a copy, so that the sender need not wait."""
-        (message,), queue = tensors, self._meeting.mail[self._rank, receiver, tag]
-        if queue and callable(queue[0]):
-            queue.popleft()(message)
-        else:
-            queue.append(message.detach().clone())
+        (message,) = tensors
+        self._meeting.mail[self._rank, receiver, tag].append(message.detach().clone())
         return PlayedWork(self._baton, lambda: True, lambda: "")
 
     def recv(self, tensors: Sequence[Tensor], sender: int, tag: int = 0) -> dist.Work:
-        """Receive a message that fits the tensor. As in gloo it may be shorter."""
-        (place,), queue = tensors, self._meeting.mail[sender, self._rank, tag]
+        (place,) = tensors
         received: list[bool] = []
+        mail = self._meeting.mail[sender, self._rank, tag]
 
-        def receive(message: Tensor) -> None:
-            collectives.copy(message, place.view(-1)[: message.numel()])
-            received.append(True)
+        def receive() -> bool:
+            if not received and mail:
+                collectives.copy(mail.popleft(), place)
+                received.append(True)
+            return bool(received)
 
-        if queue and not callable(queue[0]):
-            receive(queue.popleft())
-        else:
-            queue.append(receive)
-        what = f"a message of rank {self._meeting.ranks[sender]}"
-        return PlayedWork(self._baton, lambda: bool(received), lambda: what)
+        sender = self._meeting.ranks[sender]
+        return PlayedWork(self._baton, receive, lambda: f"a message of rank {sender}")
 
     def _exchange(self, name: str, sent: Sequence[Tensor], received: Sequence[Tensor]) -> dist.Work:
         def exchange(by_rank: list[tuple[Sequence[Tensor], Sequence[Tensor]]]) -> None:
