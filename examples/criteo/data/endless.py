@@ -77,8 +77,9 @@ TABLE_ROWS = 1 << 16  # of the largest tables, whose categories are hashed
 BLOCK_ROWS = 1 << 14
 TEST_ROWS = 1 << 16
 
-# Standard deviations of the terms of the logit.
-CATEGORY_EFFECT, PAIR_EFFECT, COUNT_EFFECT, TREND_EFFECT = 1.2, 1.2, 0.3, 0.4
+# Standard deviations of the terms of the logit. Who knows the products has 2.7 % less loss. At 1.2
+# it were 18 %: then trainings learn them at once, after steps that differ from run to run.
+CATEGORY_EFFECT, PAIR_EFFECT, COUNT_EFFECT, TREND_EFFECT = 1.2, 0.4, 0.3, 0.4
 PAIRED = (1, 3, 6, 10, 12, 14, 17, 18, 23, 25)  # features, from 0, of which two make a product
 NUM_FACTORS = 4
 BUMPS = (1, 2, 3, 4, 8)  # integers, from 0, of which the logit is a wave

@@ -25,8 +25,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ranks import FAILED, INTERRUPTED
 
+from studies.command import parser_of, run
 from studies.emulation import EmulatedTrainer
 from trec_qcomm import quality
 
@@ -36,24 +36,18 @@ MODES = ("training", "eval-only")
 
 
 def main() -> int:
-    """Run what is missing and show all; the exit status is 1 after an error, 130 after Ctrl-C."""
-    parser = _parser()
-    arguments, rest = parser.parse_known_args()
-    path: Path = arguments.out / "runs.jsonl"
-    try:
-        study = study_arguments(arguments, rest)
-        result = quality.study(**study, path=path, jobs=arguments.jobs)
-    except ValueError as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        print(f"interrupted; the same command goes on with {path}", file=sys.stderr)
-        return INTERRUPTED
-    except quality.TrainingFailedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return FAILED
+    """Run the study of the command line, and return the exit status."""
+    parser = parser_of(__doc__, seeds=50, out="runs/accuracy")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="default: both")
+    parser.add_argument("--stop-early", action="store_true", help="end a config when it is sure")
+    return run(parser, "runs.jsonl", study_arguments, show)
+
+
+def show(arguments: argparse.Namespace, study: dict[str, Any], path: Path) -> None:
+    """Run what is missing, write --out/table.md and print the verdicts."""
+    result = quality.study(**study, path=path, jobs=arguments.jobs)
     (arguments.out / "table.md").write_text(result.table() + "\n")
     print(result)
-    return 0
 
 
 def study_arguments(arguments: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
@@ -72,22 +66,6 @@ def study_arguments(arguments: argparse.Namespace, rest: Sequence[str]) -> dict[
         "stop_early": arguments.stop_early,
         "name": "accuracy",
     }
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("--configs", nargs="+", required=True, help="YAML files, or names of configs that ship")
-    add("--modes", nargs="+", choices=MODES, default=MODES, help="default: both")
-    add("--seeds", type=int, default=50, help="how many (default 50)")
-    add("--stop-early", action="store_true", help="end a config when its verdict is sure")
-    add("--jobs", type=int, default=1, help="processes of one thread each (default 1)")
-    add("--out", type=Path, default=Path("runs/accuracy"), help="default runs/accuracy")
-    return parser
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@
   python examples/criteo/studies/length.py --configs int8 best --show      what the records say
 
 Each config trains on rows without end (data/endless.py), so every step's loss is one of fresh rows.
-Learning rates stay for half of the steps and then fall to zero in a line: at constant rates equal
-trainings end up to .2 % apart, which hides what codecs do.
+Learning rates stay for half of the steps and then fall to zero in a line, as in practice.
 gaps.py has the gap at a step, and its slope. Records, resuming and the null run are those of
 trec_qcomm.quality.study, in --out/length.jsonl; --show also draws --out/length.png.
 Other options are those of train.py; the defaults are 2 ranks x 256, and layers of 128 and 128-64,
@@ -28,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from data.dataset import Batches
 from data.endless import TEST_ROWS
-from ranks import FAILED, INTERRUPTED
 from report import score
 from trainer import Trainer
 
+from studies.command import parser_of, run
 from studies.emulation import EmulatedTrainer
 from studies.gaps import EVERY, LIMIT, WARM, gaps_of, picture, table
 from trec_qcomm import Config, quality
@@ -84,32 +83,26 @@ def _after(rows: Batches, step: int) -> Batches:
 
 
 def main() -> int:
-    """Run what is missing and show all; the exit status is 1 after an error, 130 after Ctrl-C."""
-    parser = _parser()
-    arguments, rest = parser.parse_known_args()
-    path: Path = arguments.out / "length.jsonl"
-    try:
-        study = study_arguments(arguments, rest)
-        if arguments.show:
-            records = quality.plan(**study).read(path)
-        else:
-            result = quality.study(**study, path=path, jobs=arguments.jobs)
-            records = list(result.records)
-            print(result)
-    except ValueError as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        print(f"interrupted; the same command goes on with {path}", file=sys.stderr)
-        return INTERRUPTED
-    except quality.TrainingFailedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return FAILED
+    """Run the study of the command line, and return the exit status."""
+    parser = parser_of(__doc__, seeds=8, out="runs/length")
+    add = parser.add_argument
+    add("--steps", type=int, default=10_000, help="of each training (default 10000)")
+    add("--show", action="store_true", help="run nothing; show what the records say")
+    return run(parser, "length.jsonl", study_arguments, show)
+
+
+def show(arguments: argparse.Namespace, study: dict[str, Any], path: Path) -> None:
+    """Run what is missing unless --show, print the table and draw --out/length.png."""
+    if arguments.show:
+        records = quality.plan(**study).read(path)
+    else:
+        result = quality.study(**study, path=path, jobs=arguments.jobs)
+        records = list(result.records)
+        print(result)
     if not gaps_of(records):
-        print(f"error: {path}: no pair of trainings yet", file=sys.stderr)
-        return FAILED
+        raise ValueError(f"{path}: no pair of trainings yet")
     print(table(records))
     render(picture(records), arguments.out)
-    return 0
 
 
 def study_arguments(arguments: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
@@ -133,22 +126,6 @@ def study_arguments(arguments: argparse.Namespace, rest: Sequence[str]) -> dict[
         "num_ranks": options.ranks,
         "name": "length",
     }
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("--configs", nargs="+", required=True, help="YAML files, or names of configs that ship")
-    add("--steps", type=int, default=10_000, help="of each training (default 10000)")
-    add("--seeds", type=int, default=8, help="how many (default 8)")
-    add("--jobs", type=int, default=1, help="processes of one thread each (default 1)")
-    add("--show", action="store_true", help="run nothing; show what the records say")
-    add("--out", type=Path, default=Path("runs/length"), help="default runs/length")
-    return parser
 
 
 if __name__ == "__main__":
