@@ -149,6 +149,9 @@ SECTIONS = (
         _net(f"--hosts 2 {_CRITEO} --steps 5 --rate 250mbit --out runs/parts.jsonl --timeline "
              "examples/bench/results/timeline.jsonl", "stock", "best"),
     ),
+    _result("length", tables.lengths, "Quality at length",
+        "python examples/criteo/studies/length.py --configs best --steps 4000 --jobs 2",
+    ),
     _result("long", tables.faults, "Two hours under faults", "make chaos ARGS=long"),
     _result("sequences", tables.networks, "Sequences on 2 hosts",
         f"{_THEN} python -m examples.bench.net --workload sequences --hosts 2 --steps 10 "

@@ -22,8 +22,9 @@ from typing import Any
 
 from examples.bench.pages import RESULTS, ROOT
 from examples.bench.tables import RATES, spans_of
+from examples.criteo.studies import gaps
 from trec_qcomm.lab import records
-from trec_qcomm.lab.records import BenchRecord, NetworkRecord
+from trec_qcomm.lab.records import BenchRecord, NetworkRecord, StudyRecord
 from trec_qcomm.lab.report import style
 from trec_qcomm.lab.report.figure import Figure
 from trec_qcomm.lab.report.figures import figures_of
@@ -191,7 +192,13 @@ def reported(key: str) -> Figure:
     return replace(chosen, size=(WIDTH, chosen.size[1]))
 
 
+def length() -> Figure:
+    """Return the gap to float32 along long trainings."""
+    return replace(gaps.picture(_read("length", StudyRecord)), title="")
+
+
 PICTURES: dict[str, Callable[[], Figure]] = {
+    "length": length,
     "step-time": step_time,
     "step-timeline": step_timeline,
     "bytes-by-kind": bytes_by_kind,

@@ -10,8 +10,16 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
+from examples.criteo.studies import gaps
 from trec_qcomm.lab import records
-from trec_qcomm.lab.records import TRAFFIC_GROUPS, CodecRecord, NetworkRecord, Percentiles, Record
+from trec_qcomm.lab.records import (
+    TRAFFIC_GROUPS,
+    CodecRecord,
+    NetworkRecord,
+    Percentiles,
+    Record,
+    StudyRecord,
+)
 from trec_qcomm.lab.simulate.between_hosts import sent_between_hosts
 
 RATES = {
@@ -132,6 +140,12 @@ def network_origin(measured: Sequence[NetworkRecord]) -> str:
         f"{first.setup['batch_size']} samples a host, dim {dim}, "
         f"{first.num_steps} steps (median); {_made_with(measured)}, no GPU."
     )
+
+
+def lengths(measured: Sequence[StudyRecord]) -> str:
+    """Return gaps to float32 along long trainings, and how they were made."""
+    hours = sum(r.seconds for r in measured) / 3600
+    return f"{gaps.table(measured)}\n\n{hours:.1f} core-hours; {_made_with(measured)}.\n"
 
 
 def _made_with(measured: Sequence[Record]) -> str:

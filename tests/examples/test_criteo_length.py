@@ -75,7 +75,7 @@ def test_gaps_and_their_slope():
     assert ours.slope.low <= 0.1 <= ours.slope.high
     assert ours.trained.tolist() == pytest.approx([0.15] * 6, abs=0.004)
     shown = gaps.table(records)
-    assert "| fp32 | 1000 steps | 5000 steps | 10000 steps |" in shown
+    assert "| fp32 | 1000 steps | 2000 steps | 5000 steps | 10000 steps |" in shown
     assert "| ours | 6 | " in shown
 
 

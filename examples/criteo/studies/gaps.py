@@ -81,7 +81,7 @@ def table(records: Sequence[StudyRecord]) -> str:
     """Return markdown: float32's loss and AUC on the way, then each config's gaps and slope."""
     exact = [r.training.metrics for r in records if r.configuration == BASELINE and r.training]
     steps = _steps_of(exact[0])
-    shown = [step for step in (1000, 5000, 10_000, 20_000) if step in steps] or steps[-1:]
+    shown = [step for step in (1000, 2000, 5000, 10_000) if step < steps[-1]] + steps[-1:]
     lines = [f"| {BASELINE} | " + " | ".join(f"{step} steps" for step in shown) + " |"]
     lines.append("|---" * (len(shown) + 1) + "|")
     for kind, digits in (("loss", 4), ("auc", 4)):
