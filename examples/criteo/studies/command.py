@@ -38,7 +38,7 @@ def run(
 
     Args:
         records: name of the file of records in --out.
-        study_of: function of the options, of which the parser does not know the second, that
+        study_of: function of the options, and of the words that the parser does not know, that
             returns what quality.study takes. A ValueError is a mistake in the command line.
         show: function that runs and shows a study.
     """
