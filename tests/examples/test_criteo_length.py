@@ -86,9 +86,13 @@ def test_a_long_training_in_short(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("data.endless.TEST_ROWS", 256)
     words = ["length.py", "--configs", "int8", "--steps", "12", "--seeds", "1", "--out", tmp_path]
     words += ["--ranks", "2", "--batch-size", "16"]
+    rates, step = [], length.Trainer.train_step
+    rate = lambda trainer: rates.append(trainer.optimizer.param_groups[0]["lr"])  # noqa: E731
+    monkeypatch.setattr(length.Trainer, "train_step", lambda t, rows: rate(t) or step(t, rows))
     monkeypatch.setattr("sys.argv", [str(word) for word in words])
     assert length.main() == 0
     assert "| int8 | 1 | " in capsys.readouterr().out
+    assert [rates[n] / rates[0] for n in (5, 6, 11)] == pytest.approx([1, 1, 1 / 6])
     assert (tmp_path / "length.png").stat().st_size > 10_000
     monkeypatch.setattr("sys.argv", [str(word) for word in [*words, "--show"]])
     assert length.main() == 0

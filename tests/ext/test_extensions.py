@@ -58,28 +58,23 @@ for name, wire_id in (("topk", 200), ("mine", 10)):
 
 def test_a_codec_of_another_package_is_imported_when_a_config_names_it(tmp_path):
     """An installed package has such an entry point."""
-    (tmp_path / "theirs-1.0.dist-info").mkdir()
-    (tmp_path / "theirs-1.0.dist-info" / "METADATA").write_text("Name: theirs\nVersion: 1.0\n")
-    (tmp_path / "theirs-1.0.dist-info" / "entry_points.txt").write_text(
-        "[trec_qcomm.codecs]\ntheirs = theirs\n"
-    )
-    (tmp_path / "theirs.py").write_text(
-        "from trec_qcomm import Identity, register_codec\n"
-        "class Theirs(Identity):\n"
-        "    name, wire_id = 'theirs', 240\n"
-        "register_codec(Theirs, Theirs())\n"
-    )
-    program = (
-        f"sys.path.insert(0, {str(tmp_path)!r})\n"
-        + """
+    about = tmp_path / "theirs-1.0.dist-info"
+    about.mkdir()
+    (about / "entry_points.txt").write_text("[trec_qcomm.codecs]\ntheirs = theirs\n")
+    (tmp_path / "theirs.py").write_text("""
+from trec_qcomm import Identity, register_codec
+Theirs = type("Theirs", (Identity,), {"name": "theirs", "wire_id": 240, "__module__": "theirs"})
+register_codec(Theirs, Theirs())
+""")
+    program = """
 from trec_qcomm.config.files import read_config
 from trec_qcomm.core.registry import codec_names, decoder
 assert "theirs" in codec_names() and "theirs" not in sys.modules
 config = read_config({"dense": {"codec": {"codec": "theirs"}}})
 assert type(config.dense.codec).__module__ == "theirs" and decoder(240).name == "theirs"
 """
-    )
-    run([sys.executable, "-c", f"import sys\n{program}"], check=True)
+    begin = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
+    run([sys.executable, "-c", begin + program], check=True)
 
 
 def test_a_training_with_a_preset_imports_no_extension_and_no_tool():

@@ -12,14 +12,9 @@ ROWS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
 def unseal(data, **changes):
     expected = {
-        "frame_nbytes": [data.numel()],
-        "segments_per_frame": [3],
-        "layouts": [0x1234],
-        "call": 0,
-        "num_rows": torch.tensor([2, 0, 4]),
-        "ranks": [7],
-        "tables": ["a", "b", "c"],
-    }
+        "frame_nbytes": [data.numel()], "segments_per_frame": [3], "layouts": [0x1234], "call": 0,
+        "num_rows": torch.tensor([2, 0, 4]), "ranks": [7], "tables": ["a", "b", "c"],
+    }  # fmt: skip
     return frame.unseal(data, **(expected | changes))
 
 

@@ -119,3 +119,12 @@ def test_the_interval_holds_the_true_mean():
         low, high = readings.estimate().interval
         held += low <= 0.3 <= high
     assert 190 <= held <= 200
+
+
+def test_noise_of_long_ago_is_forgotten():
+    """With the wide noise of the first 100 readings the jump would not be seen at once."""
+    source, readings = random.Random(3), Readings(2)
+    for n in range(166):
+        common = source.gauss(0, 5.0 if n < 100 else 0.1) + (4.0 if n >= 164 else 0.0)
+        readings.add([common + source.gauss(0, 0.1) for _ in range(8)])
+    assert readings.show_above(LIMIT)
