@@ -38,9 +38,8 @@ MODES = ("training", "eval-only")
 def main() -> int:
     """Run the study of the command line, and return the exit status."""
     parser = parser_of(__doc__, seeds=50, out="runs/accuracy")
-    add = parser.add_argument
-    add("--modes", nargs="+", choices=MODES, default=MODES, help="default: both")
-    add("--stop-early", action="store_true", help="end a config when its verdict is sure")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="default: both")
+    parser.add_argument("--stop-early", action="store_true", help="end where a verdict is sure")
     return run(parser, "runs.jsonl", study_arguments, show)
 
 

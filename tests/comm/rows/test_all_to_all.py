@@ -213,8 +213,8 @@ def test_errors_name_a_silent_peer_the_exchange_and_the_step():
     errors, of_the_silent = run_ranks(errors_of_a_silent_peer, 2, timeout_s=60)
     assert of_the_silent == {}
     for silent_in in ("identity", "variable", "backward"):
-        direction = "backward" if silent_in == "backward" else "forward"
         assert errors[silent_in].startswith("rank 0: rank 1 did not answer in ")
+        direction = "backward" if silent_in == "backward" else "forward"
         assert f"s: {direction} all-to-all of test, step 0: " in errors[silent_in]
 
 
@@ -238,13 +238,12 @@ def awaited_in_the_other_order():
 
     Their sizes depend on the data, and the second ones are shorter.
     """
-    layout, batch_sizes = layout_for(3), [2] * 3
-    op = collective(layout, Deflate())
-    inputs = [matrix(op.rank, 6, layout.dim_sum(op.rank), salt) for salt in (1, 5)]
+    op = collective(layout_for(3), Deflate())
+    inputs = [matrix(op.rank, 6, op.layout.dim_sum(op.rank), salt) for salt in (1, 5)]
     inputs[1][::2] = 0
-    pending = [op.start(rows, batch_sizes) for rows in inputs]
-    got = [pending[1].wait(), pending[0].wait()]
-    alone = [op.start(rows, batch_sizes).wait() for rows in reversed(inputs)]
+    pending = [op.start(rows, [2] * 3) for rows in inputs]
+    got = [call.wait() for call in reversed(pending)]
+    alone = [op.start(rows, [2] * 3).wait() for rows in reversed(inputs)]
     return all(torch.equal(*pair) for pair in zip(got, alone, strict=True))
 
 
