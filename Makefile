@@ -66,7 +66,7 @@ accuracy: $(RUN)  ## Run the quality gate over configs/ as its table has it (hou
 	$(ONE_THREAD) $(PY) examples/criteo/studies/accuracy.py --configs $(filter-out configs/fp32.yaml,$(wildcard configs/*.yaml configs/papers/*.yaml)) --jobs $(JOBS) $(ARGS)
 
 # A selection by ARGS may leave one of the two jobs without a test, which pytest ends with 5.
-test: test-core test-lab  ## Run all tests (ARGS goes to pytest)
+test: test-core test-lab  ## Run all tests (ARGS='-k rowwise'; one file: .venv/bin/python -m pytest PATH)
 
 test-core: $(DEV)  ## Run the tests of what runs in a training, and of the examples
 	$(ONE_THREAD) $(PY) -m pytest $(WORKERS) --ignore tests/lab $(ARGS) || [ $$? -eq 5 ]

@@ -3,7 +3,7 @@
   python -m examples.bench.pages --check        exit status 1 if a page says something else
   python -m examples.bench.pages --write        put the sections there
 
-A section lies between two comments of its page, of which the first names its file of records. On
+A section lies between two comments of its page. The first names its file, or files, of records. On
 the page of results it begins with a heading and the commands that wrote the records.
 """
 
@@ -20,22 +20,22 @@ from pathlib import Path
 from typing import Any
 
 from examples.bench import tables
+from examples.bench.gate import gate
 from trec_qcomm.lab import records
 
-BENCH = Path(__file__).resolve().parent
-ROOT = BENCH.parents[1]
-RESULTS = BENCH / "results"
+ROOT = Path(__file__).resolve().parents[2]
+BENCH, CRITEO = "examples/bench/results", "examples/criteo/results"
 END = "<!-- end -->\n"
 LINE = 105  # characters of a command
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page, made from a file of records.
+    """A part of a page, made from records.
 
     Args:
         page: file of the page.
-        records: name of the file of records in results/.
+        records: path of the file of records, with * for several.
         make: records -> markdown.
         title: heading; "" where the page itself has one.
         commands: what wrote the records.
@@ -54,12 +54,13 @@ class Section:
             kept = re.sub(" (?!--)", "\0", command)  # an option stays with its values
             lines = textwrap.wrap(kept, LINE, break_long_words=False, break_on_hyphens=False)
             head += "    " + " \\\n        ".join(lines).replace("\0", " ") + "\n"
-        table = self.make(records.read(RESULTS / self.records))
+        paths = sorted(ROOT.glob(self.records))
+        table = self.make([record for path in paths for record in records.read(path)])
         return f"{head}\n{table}" if self.commands else head + table
 
     def put_into(self, text: str) -> str:
         """Return the page's text with this section made anew. Raises ValueError: no comments."""
-        mark = f"<!-- from examples/bench/results/{self.records} -->\n"
+        mark = f"<!-- from {self.records} -->\n"
         before, begin, rest = text.partition(mark)
         _, end, after = rest.partition(END)
         if not begin or not end:
@@ -96,12 +97,12 @@ def _timed_plans(plans: str, files: str = "") -> list[str]:
 
 
 def _result(name: str, make: Callable[[Sequence[Any]], str], title: str, *commands: str) -> Section:
-    return Section(RESULTS_PAGE, f"{name}.jsonl", make, title, commands)
+    return Section(RESULTS_PAGE, f"{BENCH}/{name}.jsonl", make, title, commands)
 
 
 SECTIONS = (
-    Section(ROOT / "README.md", "links.jsonl", tables.networks_in_short),
-    _result("links", tables.networks, "DLRM on 2 hosts",
+    Section(ROOT / "README.md", f"{BENCH}/links.jsonl", tables.networks_in_short),
+    _result("links", tables.networks_and_kinds, "DLRM on 2 hosts",
         _net(f"{_TWO} --plan table_wise", "stock stock_fp16 stock_int8 stock_powersgd",
              "int8,unique_int4,fast,best"),
         _net(f"{_TWO} --plan row_wise", "stock stock_fp16 stock_powersgd", "int8,fast,best"),
@@ -149,6 +150,13 @@ SECTIONS = (
         _net(f"--hosts 2 {_CRITEO} --steps 5 --rate 250mbit --out runs/parts.jsonl --timeline "
              "examples/bench/results/timeline.jsonl", "stock", "best"),
     ),
+    Section(RESULTS_PAGE, f"{CRITEO}/*.jsonl", gate, "Quality gate", (
+        f"make accuracy ARGS='{_CRITEO}'",
+        "python examples/criteo/studies/accuracy.py --configs configs/{int8,int4,fast,best}.yaml "
+        "--seeds 20 --modes training --model dcn --scale 0.125 --multi-hot --rows 30000",
+        "git worktree add ../then a63d3dd; cd ../then; "
+        f"python examples/criteo/replicas.py {_CRITEO}",
+    )),
     _result("length", tables.lengths, "Quality at length",
         "python examples/criteo/studies/length.py --configs best --steps 4000 --jobs 2",
     ),
@@ -160,9 +168,6 @@ SECTIONS = (
     _result("simulate", tables.predictions, "Predicted steps",
         "python -m trec_qcomm simulate --out examples/bench/results/simulate.jsonl --force "
         "--records examples/bench/results/links.jsonl examples/bench/results/links_4_hosts.jsonl",
-    ),
-    _result("plans", tables.planned, "Plans that the planner chose",
-        f"{_THEN} python -m examples.bench.plans",
     ),
     _result("codec", partial(tables.codecs, dims=(64, 16)), "All codecs beside other compressors",
         "make bench-codec ARGS='--rows rows64.pt rows16.pt'",
@@ -184,7 +189,7 @@ def main() -> int:
         text = section.page.read_text()
         made = section.put_into(text)
         if made != text:
-            different.append(f"{section.page.relative_to(ROOT)} with {section.records}")
+            different.append(f"{section.page.name} with {section.records}")
             if arguments.write:
                 section.page.write_text(made)
     done = "written" if arguments.write else "differs"

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from examples.bench.pages import RESULTS, ROOT
+from examples.bench.pages import BENCH, ROOT
 from examples.bench.tables import RATES, spans_of
 from examples.criteo.studies import gaps
 from trec_qcomm.lab import records
@@ -31,6 +31,7 @@ from trec_qcomm.lab.report.figures import figures_of
 from trec_qcomm.lab.report.runs import runs_of
 from trec_qcomm.lab.report.style import Looks
 
+RESULTS = ROOT / BENCH
 LINES = ("stock", "int8", "best", "auto")
 BATCHES = (256, 2048)
 BARS = ("stock", "int8", "unique_int4", "fast", "best")

@@ -39,7 +39,6 @@ IN_SHORT = {
 RATES_IN_SHORT = ("25mbit", "100mbit", "1gbit", "none")
 NOT_IN_LINKS = ("stock", "int4", "dct")
 AUTO = ("stock", "int8", "fast", "best", "auto")
-SHARDINGS = ("table_wise", "column_wise", "table_row_wise", "grid_shard", "data_parallel")
 FAULTS = ("minutes", "steps", "losses_compared", "losses_different", "cuts", "kills")
 SCALED = ("stock", "stock_fp16", "int8", "best")
 
@@ -198,11 +197,11 @@ def sent_nbytes(record: NetworkRecord) -> float:
     return fmean(record.sent_nbytes)
 
 
-def counted_nbytes(record: NetworkRecord) -> dict[str, float]:
+def counted_nbytes(record: NetworkRecord, count: str = "wire_nbytes") -> dict[str, float]:
     """Return the bytes that a rank sends in a step by trec_qcomm's count, by kind; the mean."""
     ranks = record.traffic or ()
     return {
-        group: sum(rank[kind].wire_nbytes for rank in ranks for kind in kinds if kind in rank)
+        group: sum(getattr(rank[k], count) or 0 for rank in ranks for k in kinds if k in rank)
         / max(len(ranks), 1)
         for group, kinds in TRAFFIC_GROUPS.items()
     }
@@ -271,6 +270,22 @@ def networks_not_in_links(measured: Sequence[NetworkRecord]) -> str:
     return networks([r for r in measured if r.configuration in NOT_IN_LINKS])
 
 
+def networks_and_kinds(measured: Sequence[NetworkRecord]) -> str:
+    """Return the tables of `networks`, and one of bytes by kind: of whole tables, at 100 Mbit/s."""
+    chosen = [
+        r for r in measured
+        if r.traffic and r.setup["plan"] == "table_wise" and r.rate == "100mbit"
+    ]  # fmt: skip
+    lines = {"float32": counted_nbytes(chosen[0], "raw_nbytes")}
+    lines |= {f"`{r.configuration}`": counted_nbytes(r) for r in chosen}
+    rows = [
+        [name, *(f"{n / 1e3:.1f}" for n in (*by_kind.values(), sum(by_kind.values())))]
+        for name, by_kind in lines.items()
+    ]
+    head = ["sent by a rank, table_wise", *(f"{k} [KB]" for k in TRAFFIC_GROUPS), "all [KB]"]
+    return f"{networks(measured)}\n{markdown(head, rows)}\n"
+
+
 def choices(measured: Sequence[NetworkRecord]) -> str:
     """Return a line for each size of a batch, rate and plan: steps of `auto` and of its choices."""
     cells: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
@@ -331,20 +346,6 @@ def _clusters(measured: Sequence[Record], gbit_s: float = 400.0) -> str:
 def _limit(record: records.BreakEvenRecord) -> str:
     speed = record.network_gbit_s
     return record.pays if speed is None else f"{speed:.0f}" if speed <= 1e4 else ">10000"
-
-
-def planned(measured: Sequence[records.BenchRecord]) -> str:
-    """Return a line a number of GPUs and codec: what TorchRec's planner chose, and its forecast."""
-    figures = ("predicted_step_ms", "comms_share", "predicted_step_ms_with_the_plan_of_fp32")
-    rows = []
-    for r in measured:
-        step, share, other = (float(r.figures[name] or 0) for name in figures)
-        tables_by_sharding = [str(r.case.get(name) or "") for name in SHARDINGS]
-        forecast = [f"{step:.2f}", f"{100 * share:.0f} %", f"{other:.2f}"]
-        rows.append([str(r.case["num_gpus"]), r.configuration, *tables_by_sharding, *forecast])
-    head = ["GPUs", "codec", *(name.replace("_", "-") for name in SHARDINGS)]
-    head += ["predicted step [ms]", "communication", "with fp32's plan [ms]"]
-    return markdown(head, rows) + f"\n\n{_made_with(measured)}.\n"
 
 
 def plans(measured: Sequence[NetworkRecord], base: str = "table_wise") -> str:

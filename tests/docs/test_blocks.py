@@ -35,7 +35,6 @@ DOCS, EXAMPLES = "trec_qcomm/docs", "examples"
 ELSEWHERE = {  # all blocks of these pages run in another test
     f"{DOCS}/TRAINING.md": "tests/docs/test_training_page.py",
     f"{DOCS}/EXTENDING.md": "tests/docs/test_extending.py",
-    f"{DOCS}/LIBRARIES.md": "tests/integration/embedding/test_libraries.py",
     "configs/REFERENCE.md": "tests/configs/test_reference.py",
     "trec_qcomm/wire/FORMAT.md": "tests/wire/test_format_md.py",
 }
@@ -49,6 +48,12 @@ LEFT_OUT = {  # (page, beginning of the block or command): why it does not run h
     ("configs/README.md", "sharding: "): "all fields at once, of which some exclude one another",
     (f"{DOCS}/GUIDE.md", "qcomm = QComm.from_dict("): "tests/ext/replicas trains these lines",
     (f"{DOCS}/GUIDE.md", "pip install"): NETWORK,
+    (
+        f"{DOCS}/LIBRARIES.md",
+        "from library",
+    ): "tests/integration/embedding/test_libraries.py",
+    (f"{DOCS}/LIBRARIES.md", "import functools"): "test_frameworks.py beside it does",
+    (f"{DOCS}/LIBRARIES.md", "class Compressed"): NETWORK,
     (f"{DOCS}/SEARCH.md", "import trec_qcomm"): f"{HOURS}; tests/lab/search has fewer candidates",
     (f"{DOCS}/SEARCH.md", "python -m trec_qcomm search"): f"{HOURS}; tests/lab/search/test_command",
     (f"{DOCS}/SEARCH.md", "python examples/criteo"): f"{HOURS}, {DATA}",
@@ -58,7 +63,6 @@ LEFT_OUT = {  # (page, beginning of the block or command): why it does not run h
     (f"{EXAMPLES}/results.md", "python -m examples.bench.net"): ROOT_USER,
     (f"{EXAMPLES}/results.md", "make chaos"): f"{HOURS}; tests/chaos has shorter ones",
     (f"{EXAMPLES}/criteo/README.md", "a63d3dd:"): OLD,
-    (f"{EXAMPLES}/criteo/README.md", "make accuracy"): HOURS,
     (f"{EXAMPLES}/criteo/README.md", "python examples/criteo/studies"): f"{HOURS}, {DATA}",
     (f"{EXAMPLES}/criteo/README.md", "python examples/criteo/compare.py"): CRITEO,
     (f"{EXAMPLES}/criteo/README.md", "python examples/criteo/train.py"): CRITEO,
@@ -180,7 +184,7 @@ def study(texts: list[str]) -> None:
     """Run the page of studies with 5 seeds, whose trainings are no training."""
     names = {
         "__name__": "__main__", "build": lambda seed: Model(), "Limits": quality.Limits,
-        "run": lambda emulated: ([0.7, 0.6], 0.6),
+        "run": lambda emulated: ([0.7, 0.6], 0.6), "fused_params": FUSED_PARAMS,
     }  # fmt: skip
     assert "seeds=50" in texts[0]
     for text in texts:

@@ -46,6 +46,13 @@ def test_pages_say_what_was_measured(section):
     assert section.made().count("\n| ") >= 5
 
 
+def test_the_gate_tells_a_pass_from_a_configuration_that_costs_quality():
+    (section,) = (section for section in pages.SECTIONS if section.title == "Quality gate")
+    lines = {line.split(" | ")[0].strip("| "): line for line in section.made().splitlines()}
+    assert lines["`int8`"].endswith("| PASS |")
+    assert "not shown (logloss mean > 0.02" in lines["`papers/dense_dct`"]
+
+
 def test_a_missing_comment_is_named():
     with pytest.raises(ValueError, match=r"README\.md: expected <!-- from .*links\.jsonl -->"):
         pages.SECTIONS[0].put_into("no comments")
@@ -56,15 +63,14 @@ def test_check_tells_what_differs_and_write_puts_it_right(tmp_path, monkeypatch,
     page = tmp_path / "README.md"
     before = net.page.read_text()
     page.write_text(before.replace("1.0x less", "9.9x less"))
-    monkeypatch.setattr(pages, "ROOT", tmp_path)
     monkeypatch.setattr(pages, "SECTIONS", (replace(net, page=page),))
     said = []
     for words in ("--check", "--write", "--check"):
         monkeypatch.setattr(sys, "argv", ["pages.py", words])
         said.append((pages.main(), capsys.readouterr().out.strip()))
     assert said == [
-        (1, "differs: README.md with links.jsonl"),
-        (0, "written: README.md with links.jsonl"),
+        (1, "differs: README.md with examples/bench/results/links.jsonl"),
+        (0, "written: README.md with examples/bench/results/links.jsonl"),
         (0, "all sections agree with the records"),
     ]
     assert page.read_text() == before

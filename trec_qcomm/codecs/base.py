@@ -27,6 +27,7 @@ from trec_qcomm.ops.dispatch import (
 
 Options = dict[str, Any]  # keyword arguments of kernels
 Rounding = Literal["nearest", "stochastic"]
+STOCHASTIC: dict[Rounding, bool] = {"nearest": False, "stochastic": True}
 
 
 class KernelCodec(Codec):
@@ -139,4 +140,4 @@ class RoundingCodec(RowCodec):
     def encoder_options(self, nbytes: Tensor, seed: int, tolerances: Tensor | None) -> Options:
         """Return the options of the kernel that encodes. Raise ValueError for a bad seed."""
         check_seed(seed)
-        return {**self.options, "stochastic": self.rounding == "stochastic", "seed": seed}
+        return {**self.options, "stochastic": STOCHASTIC[self.rounding], "seed": seed}

@@ -44,7 +44,8 @@ class Codec(ABC):
     name: ClassVar[str]  # the word in YAML
     chooses_columns: ClassVar[bool] = False  # whether it keeps some columns of a row, in forward
     follows_forward: ClassVar[bool] = False  # whether it codes the columns that forward chose
-    # Whether NaN and inf arrive. If not, the codec is BIASED, and they change no row but their own.
+    # Whether NaN and inf arrive. If not, the codec is BIASED and codes each row by itself: a row
+    # decodes alone as it does among others.
     keeps_nonfinite: ClassVar[bool] = True
     only_for_gradients: ClassVar[bool] = False  # whether it keeps too little of rows to train with
 

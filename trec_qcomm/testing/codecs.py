@@ -184,7 +184,7 @@ def _check_rows_alone(codec: Codec, rows: Tensor, decoded: Tensor) -> None:
     alone = torch.cat([round_trip(codec, row[None].contiguous(), one) for row in rows])
     nan = decoded.isnan()  # whose bits may depend on its place in a vector of the processor
     same = torch.equal(alone.isnan(), nan) and _same_bits(alone[~nan], decoded[~nan])
-    assert same, f"{codec}: a row changes another one"
+    assert same, f"{codec}: a row decodes otherwise alone than among others"
 
 
 def error_bounds(codec: Codec, values: Tensor, segments: Segments) -> Tensor:

@@ -46,9 +46,13 @@ def compare(
                   for pair, _, change in changes if not change]  # fmt: skip
     numbers = [change.n for _, by_metric in there for change in by_metric.values()]
     decision = all_of(decisions)
+    lines = [
+        f"`{name}`{_against(other, called)}{_seeds_of(changes, numbers)}: {as_text(changes)}"
+        for (name, other), changes in there
+    ]
     return Outcome(
         decision.verdict,
-        "<br>".join(f"`{pair[0]}`{_against(pair[1], called)}: {as_text(c)}" for pair, c in there),
+        "<br>".join(lines),
         decision.to_tell,
         {"seeds": seeds_of(numbers)},
     )
@@ -95,6 +99,11 @@ def _read(path: Path, changed: int) -> list[StudyRecord]:
 
 def _named(pair: tuple[str, str]) -> str:
     return pair[0] if pair[1] == BASELINE else " and ".join(pair)
+
+
+def _seeds_of(changes: Changes, numbers: Sequence[int]) -> str:
+    """Return how many seeds a line has, where lines differ in that."""
+    return "" if len(set(numbers)) == 1 else f" ({max(c.n for c in changes.values())} seeds)"
 
 
 def _against(theirs: str, called: str | None) -> str:

@@ -176,12 +176,15 @@ def test_errors_name_what_is_wrong():
     config = {"embedding": [{"tables": ["none", "*"], "forward": exact, "backward": exact}]}
     refuse("'none'", model, config, ranks=2)
     refuse("table 'clicks' of an EmbeddingCollection needs an optimizer", TwoTowers(), "fp32")
+    refuse("config: auto times a network", model, "auto")
 
 
 def test_batches_must_be_as_many_as_ranks():
     emulated = trec_qcomm.emulate(nn.Linear(2, 1), "dense_float6", ranks=2)
     with pytest.raises(ValueError, match=r"argument 3 of train_step: 3 items for 2 ranks"):
         emulated.run(train_step, [None] * 2, [None] * 3)
+    with pytest.raises(ValueError, match="argument 2 of train_step: 7 for 2 ranks; give a seq"):
+        emulated.run(train_step, 7, [None] * 2)
 
 
 def test_an_optimizer_in_backward_of_a_replicated_layer_is_refused():

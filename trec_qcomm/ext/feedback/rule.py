@@ -29,8 +29,8 @@ class RowFeedback(Section):
     added and kept are not undone.
 
     Residuals are in `qcomm.state_dict()`, so a resumed run equals an uninterrupted one bit for bit.
-    Another number of ranks, or a plan whose shards have other dims, begins without residuals. Six
-    paired trainings with 2 and 3 bits showed no gain (examples/criteo/README.md), so no preset has
+    Another number of ranks, or a plan whose shards have other dims, begins without residuals.
+    Paired trainings with 2 and 3 bits showed no gain (examples/papers/README.md), so no preset has
     it. Not run on a GPU.
 
     Args:

@@ -65,9 +65,9 @@ def emulate(
         ranks_per_node: ranks of each emulated node, for two-level shardings; None: all.
         options: keyword arguments of `QComm.dmp_arguments`, such as fused_params.
 
-    Raises: ValueError: a config that cannot be read, or with patterns that match no table; a plan
-        that names unknown tables or shardings; a number of ranks below 1; a model that is not on
-        CPU, or whose replicated parameters have an optimizer in backward.
+    Raises: ValueError: a config that cannot be read, has `auto`, or has patterns that match no
+        table; a plan that names unknown tables or shardings; a number of ranks below 1; a model
+        that is not on CPU, or whose replicated parameters have an optimizer in backward.
     """
     return Emulated(model, read_config(config), ranks, plan, ranks_per_node, options)
 
@@ -90,6 +90,8 @@ class Emulated:
         options: Mapping[str, Any],
     ) -> None:
         """Shard the model on every rank. Raises the errors of `emulate`."""
+        if config.auto is not None:
+            raise ValueError("config: auto times a network; give emulate the preset that it chose")
         self._ranks = played_ranks(ranks, ranks_per_node=ranks_per_node)
         self.config, self.num_ranks = config, ranks
 

@@ -95,11 +95,13 @@ class PlayedRanks:
             fails: after it these ranks cannot be used any more.
         """
         for number, column in enumerate(columns):
-            if len(column) != self.num_ranks:
+            items = len(column) if hasattr(column, "__len__") else None
+            if items != self.num_ranks:
                 name = getattr(function, "__qualname__", repr(function))
+                what = f"{column!r:.80}" if items is None else f"{items} items"
                 raise ValueError(
-                    f"argument {number + 1} of {name}: {len(column)} items for {self.num_ranks} "
-                    "ranks; give one a rank"
+                    f"argument {number + 1} of {name}: {what} for {self.num_ranks} ranks; give a "
+                    "sequence with one item a rank"
                 )
         rows = zip(*columns, strict=True) if columns else [()] * self.num_ranks
         return self._run([partial(function, *row) for row in rows])
