@@ -92,10 +92,10 @@ kernels: $(DEV)  ## Compile every GPU kernel in all its forms and look for spill
 fuzz: $(DEV)  ## Search for crashes in damaged frames and for broken error bounds (ARGS='--pairs 1000')
 	$(ONE_THREAD) $(PY) -m tests.fuzz $(ARGS)
 
-chaos: $(DEV)  ## Inject faults into a training on emulated hosts (root; ARGS='--netlab PATH')
+chaos: $(DEV)  ## Train for hours on emulated hosts that lose packets, links and ranks (root; ARGS=--help)
 	$(PY) -m tests.chaos $(ARGS)
 
-test-versions: $(DEV)  ## Run the parity tests on each TorchRec in .pins/versions.txt, or on VERSIONS
+test-versions: $(DEV)  ## Run what touches TorchRec on each version in .pins/versions.txt, or on VERSIONS
 	$(ONE_THREAD) $(PY) .ci/test_versions.py $(VERSIONS) -- $(ARGS)
 
 check-torch: $(DEV)  ## Look for names that torch 2.11, or one of VERSIONS, does not have yet

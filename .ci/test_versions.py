@@ -1,9 +1,9 @@
-"""Run the identity and int4 tests on several versions of TorchRec, on one torch and one FBGEMM.
+"""Run the tests of all that touches TorchRec on several versions, on one torch and one FBGEMM.
 
   test_versions.py                          all of .pins/versions.txt
   test_versions.py 1.6.1 1.9.2              these
   test_versions.py 1.9.2 -- -x -k int4      what follows -- goes to pytest
-  test_versions.py 1.9.2 --suite tests/integration
+  test_versions.py 1.9.2 --suite tests/integration/embedding
 
 The first run downloads each version into .venv/torchrec; the next downloads nothing. The exit
 status is 1 if a version failed. This file is a pytest plugin, too: before the first test it makes
@@ -25,11 +25,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[1]
 PINS = ROOT / ".pins" / "versions.txt"
 CACHE = ROOT / ".venv" / "torchrec"
-SUITE = [
-    "tests/integration/test_stock_parity.py",
-    "tests/integration/embedding/test_every_sharding.py",
-    "tests/integration/embedding/test_unique_bags.py",
-]
+SUITE = ["tests/integration", "tests/ext/replicas", "tests/ext/planner"]
 EXPECTED = "TREC_QCOMM_TEST_TORCHREC"  # the folder to import torchrec from, named by its version
 
 

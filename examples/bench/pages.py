@@ -160,7 +160,7 @@ SECTIONS = (
     _result("length", tables.lengths, "Quality at length",
         "python examples/criteo/studies/length.py --configs best --steps 4000 --jobs 2",
     ),
-    _result("long", tables.faults, "Two hours under faults", "make chaos ARGS=long"),
+    _result("long", tables.faults, "Two hours under faults", "make chaos"),
     _result("sequences", tables.networks, "Sequences on 2 hosts",
         f"{_THEN} python -m examples.bench.net --workload sequences --hosts 2 --steps 10 "
         "--rate 25mbit,100mbit,1gbit",

@@ -1,16 +1,11 @@
 """Pieces of the chaos driver that need neither root nor a network; the driver itself is no test."""
 
 import importlib
-import os
-from dataclasses import asdict
 
 import pytest
 
-from tests.chaos.faults import Phases, read_marks
-from tests.chaos.long import Events, compare, growths, verdict
-from tests.chaos.long_rank import Step
-from tests.chaos.run import RankEnd, last_error
-from tests.chaos.verdict import problems
+from tests.chaos.__main__ import Events, compare, growths, last_error, verdict
+from tests.chaos.rank import Step
 
 LOG = """\
 [rank1]:   File "exchange.py", line 204, in wait
@@ -18,17 +13,6 @@ LOG = """\
 try:  50%|#####     | 6/12 [00:01<00:01, 4.0step/s]\rtry: done
 Exception raised from run at socket.cpp:820 (most recent call first):
 """
-
-
-def outcome(*ends: RankEnd, name="2 hosts, kill rank 1 in training", orphans=0, resumed="same"):
-    ranks = [asdict(end) for end in ends]
-    return {
-        "name": name, "ranks": ranks, "timeout_s": 10.0, "orphans": orphans, "resumed": resumed,
-    }  # fmt: skip
-
-
-KILLED = RankEnd(status=-9, after_s=0.0, phase="training", words="")
-SURVIVOR = RankEnd(status=1, after_s=2.0, phase="training", words="RuntimeError: lost")
 
 
 def test_the_words_are_those_of_the_last_error():
@@ -39,44 +23,8 @@ def test_the_words_are_those_of_the_last_error():
     assert last_error("torch.distributed.DistStoreError: Timed out\n").startswith("torch.dist")
 
 
-@pytest.mark.parametrize(
-    ("changed", "problem"),
-    [
-        (outcome(SURVIVOR, KILLED), []),
-        (outcome(RankEnd(None, None, "save", ""), KILLED), ["rank 0 hangs"]),
-        (outcome(RankEnd(1, 31.0, "save", "x"), KILLED), ["rank 0 ended only after 31.0 s"]),
-        (outcome(RankEnd(1, 1.0, "save", ""), KILLED), ["rank 0 ended without words"]),
-        (outcome(RankEnd(-6, 1.0, "save", "x"), KILLED), ["rank 0 died by signal 6"]),
-        (outcome(*2 * [RankEnd(0, None, "", "")]), ["the fault never came"]),
-        (outcome(SURVIVOR, KILLED, orphans=2), ["2 orphans"]),
-        (outcome(SURVIVOR, KILLED, resumed="differs: 1"), ["resume differs: 1"]),
-        (
-            outcome(SURVIVOR, RankEnd(None, None, "save", ""), name="2 hosts, stop rank 1 in save"),
-            [],
-        ),
-    ],
-)
-def test_what_is_not_as_it_should_be_is_said(changed, problem):
-    assert problems(changed) == problem
-
-
-def test_a_phase_is_marked_once_and_a_fault_comes_in_its_own_alone(tmp_path, monkeypatch):
-    signals = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: signals.append((pid, number)))
-    phases = Phases(tmp_path / "marks", "kill", "training")
-    for name in ("first_step", "training", "training", "end"):
-        phases.reach(name)
-    assert signals == [(os.getpid(), 9)]
-    assert list(read_marks(tmp_path / "marks")) == ["first_step", "training", "fault", "end"]
-    assert read_marks(tmp_path / "none") == {}
-
-
 def test_what_the_driver_wraps_is_there():
-    for module, name in (("ranks", "join"), ("train", "build_trainer"), ("train", "main")):
-        assert callable(getattr(importlib.import_module(module), name))
-    trainer = importlib.import_module("trainer").Trainer
-    assert callable(trainer.train_next)
-    assert callable(trainer.predict)
+    assert callable(importlib.import_module("trainer").Trainer.train_next)
 
 
 @pytest.mark.parametrize(("again", "word"), [("0x1p-1", ": good"), ("0x1p-2", ": NOT GOOD")])

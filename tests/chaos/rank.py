@@ -2,7 +2,7 @@
 
 A line of the file is "PROCESS STEP LOSS MEMORY", the loss with all its bits, the memory in KiB.
 
-    python -m tests.chaos.long_rank FILE PAUSE [argument of train.py ...]
+    python -m tests.chaos.rank FILE PAUSE [argument of train.py ...]
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from tests.chaos.faults import EXAMPLE
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "criteo"
 
 
 class Step(NamedTuple):
