@@ -33,7 +33,7 @@ PARTS = ("lookup", "dense", "optimizer", "stock codec", "encode", "wire", "decod
 PARTS += ("reader",)
 CODEC_COLUMNS = ("ratio", "encode", "decode", "break-even", "error")
 IN_SHORT = {
-    "table_wise": ("stock", "stock_int8", "stock_powersgd", "int8", "fast", "best"),
+    "table_wise": ("stock", "stock_int8", "int8", "fast", "best"),
     "row_wise": ("stock", "int8", "fast", "best"),
 }
 RATES_IN_SHORT = ("25mbit", "100mbit", "1gbit", "none")

@@ -184,22 +184,21 @@ def test_ranks_per_node_is_what_torchrec_calls_a_node(tmp_path, monkeypatch):
 @emulated
 @pytest.mark.dist
 @pytest.mark.slow
-def test_measures_and_goes_on(tmp_path):
+def test_measures_plain_torchrec_and_a_preset(tmp_path):
     out = tmp_path / "net.jsonl"
     command = [sys.executable, "-m", "examples.bench.net", "--hosts", "2", "--rate", "none"]
     command += ["--steps", "2", "--out", out, "--timeline", tmp_path / "parts", *MODEL.split()]
-    command += ["--timeout", "100", "--configs", "stock", "stock_fp16", "stock_powersgd", CONFIG]
-    for _ in range(2):  # the second time nothing is left to be measured
-        done = run_command(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
-        assert done.returncode == 0, done.stderr
-    stock, half, low_rank, best = measured = records.read(out)
-    assert [r.configuration for r in measured] == ["stock", "stock_fp16", "stock_powersgd", "best"]
+    command += ["--timeout", "100", "--configs", "stock", "stock_powersgd", CONFIG]
+    done = run_command(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    stock, low_rank, best = measured = records.read(out)
+    assert [r.configuration for r in measured] == ["stock", "stock_powersgd", "best"]
     parts = {f"{r.configuration} {r.case['part']}" for r in records.read(tmp_path / "parts")}
     assert parts >= {"stock rows", "stock gradients", "stock dense", "best codec", "best dense"}
     dense_nbytes = best.traffic[0]["dense"].raw_nbytes
     # A host's counter has what TCP sent again, too, so the host that sent least is the one to ask.
     assert min(stock.sent_nbytes) - min(low_rank.sent_nbytes) > 0.8 * dense_nbytes
-    assert max(best.sent_nbytes) < min(half.sent_nbytes) < min(stock.sent_nbytes)
+    assert max(best.sent_nbytes) < min(low_rank.sent_nbytes)
     assert min(best.breakdown_s[part] for part in ("encode", "lookup", "dense", "optimizer")) > 0
     assert all(record.breakdown_s["all-to-all"] > 0 for record in measured)
     assert "| lookup [ms] |" in done.stdout

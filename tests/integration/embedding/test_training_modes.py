@@ -190,9 +190,10 @@ COMPILED = {"pooled": replace(POOLED, sharding=RW), "sequence": replace(UNPOOLED
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """Modes on two nodes of two ranks, the rest on two ranks."""
-    modes = {(mode, name): (mode, case) for mode in MODES for name, case in MODELS.items()}
-    jobs = {("merged", name): ("merged", case) for name, case in MERGED.items()}
+    """Modes of pooled rows on two nodes of two ranks, the rest on two ranks."""
+    modes = {(mode, "pooled"): (mode, POOLED) for mode in MODES}
+    jobs = {(mode, "sequence"): (mode, UNPOOLED) for mode in MODES}
+    jobs |= {("merged", name): ("merged", case) for name, case in MERGED.items()}
     jobs |= {("compiled", name): ("compiled", case) for name, case in COMPILED.items()}
     return {
         name: outcome
