@@ -1,7 +1,7 @@
 """All tools of trec_qcomm under one command.
 
-trec-qcomm preview --help          the arguments of one tool, with examples python -m trec_qcomm
-preview ...   the same tool, where the package is not installed
+trec-qcomm preview --help          the arguments of one tool, with examples
+python -m trec_qcomm preview ...   the same tool, where the package is not installed
 """
 
 import sys
@@ -17,7 +17,7 @@ TOOLS = {
     "report": ("trec_qcomm.lab.report.command", "records as one page of figures"),
     "debug": ("trec_qcomm.lab.debug.command", "a recorded run of the numeric debugger"),
     "schema": ("trec_qcomm.lab.schema", "JSON schema of a config, and its reference"),
-    "warm-up": ("trec_qcomm.warm_up", "compile a config's CPU kernels ahead of a training"),
+    "warm-up": ("trec_qcomm.lab.warm_up", "compile a config's CPU kernels ahead of a training"),
 }
 
 

@@ -15,7 +15,6 @@ from trec_qcomm.lab.records import (
     Origin,
     Percentiles,
     Record,
-    ScaleRecord,
     SearchRecord,
     SeedTraining,
     StudyRecord,
@@ -109,18 +108,6 @@ def study(
     return dataclasses.replace(record, **changes)
 
 
-def simulated() -> list[Record]:
-    """Steps of two configurations on 8 and on 64 GPUs."""
-    return [
-        ScaleRecord(
-            configuration=name, num_gpus=n, plan="tw", network_gbit_s=100.0,
-            step_s=n * step_s, communication_share=0.25, assumed={"overlap": 0.5},
-        )
-        for name, step_s in (("stock", 0.004), ("int4", 0.001))
-        for n in (8, 64)
-    ]  # fmt: skip
-
-
 def everything() -> list[Record]:
     """Enough records for every figure."""
     counts = both_hosts(
@@ -138,7 +125,7 @@ def everything() -> list[Record]:
     for seed in range(5):
         records += [study("fp32", seed, 1.0), study("int4", seed, 1.01 + seed / 1e4, INT4)]
     records.append(training())
-    return [*records, *debugged(), *guarded(), *searched(), *simulated()]
+    return [*records, *debugged(), *guarded(), *searched()]
 
 
 def debugged() -> list[Record]:

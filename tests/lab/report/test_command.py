@@ -19,8 +19,8 @@ from trec_qcomm.lab.report.command import main
 
 ROOT = Path(__file__).parents[3]
 KEYS = [
-    "quality", "rate-distortion", "step-time", "traffic", "losses", "debug", "debug-shadows",
-    "guard", "search", "scale",
+    "quality", "rate-distortion", "step-time", "traffic", "losses", "debug",
+    "guard", "search",
 ]  # fmt: skip
 EVIL = "<script>alert('x')</script>&\"$_{"
 
@@ -87,7 +87,6 @@ def test_every_kind_of_record_becomes_a_figure_in_page_and_png(tmp_path):
         "float32, all bags|0.6|0.6|0.3|0.1|1.6|–|–|1",
         "int4|0.03|0.03|0.3|0.1|0.46|1|0.46|3.47826",
         "stock|0|3|0.7|0.6|0.5|0|0.9",
-        "stock|64|tw|100|256|25",
         "network|4|abc1234|torch 2.13.0|cpu x86_64",
     ):
         assert f"|{row}|" in cells

@@ -60,9 +60,6 @@ def test_shadow_curves_are_medians_over_steps():
     assert len(codecs) == 4
     four = codecs["Rowwise(bits=4)"]
     assert (four.bits, four.decibels, four.is_used) == (6.0, pytest.approx(24.0), False)
-    figure = debug.shadows(run)
-    assert {row[1] for row in figure.rows} == {"forward"}
-    assert debug.shadows(GOOD) is None
     exact = dataclasses.replace(run.records[0], is_shadow=True, codec="Identity()", snr_db=None)
     only = DebugRun("exact", [*GOOD.records, exact])
     assert all(c.decibels < math.inf for codecs in tried_of(only).values() for c in codecs)

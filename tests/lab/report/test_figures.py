@@ -6,7 +6,7 @@ import pytest
 
 from tests.lab.report import sample_records as samples
 from trec_qcomm.lab.records import SeedEvaluation
-from trec_qcomm.lab.report.figures import guard, losses, network, quality, search, simulation
+from trec_qcomm.lab.report.figures import guard, losses, network, quality, search
 from trec_qcomm.lab.report.runs import by_setup, config_id, parse_rate, runs_of
 from trec_qcomm.lab.report.style import Looks
 from trec_qcomm.lab.study.gates import PASS
@@ -191,12 +191,6 @@ def test_losses_are_compared_step_by_step():
     figure = losses.curves(runs(samples.training(), lower), Looks())
     assert figure.rows[1][4:] == (0.7, pytest.approx(0.5833333), 0.45, pytest.approx(-10.0), 0.9)
     assert losses.smooth([0.0, 3.0, 6.0], 3) == [1.5, 3.0, 4.5]
-
-
-def test_predictions_are_those_of_the_records():
-    figure = simulation.clusters(samples.placed(*samples.simulated()), Looks())
-    assert figure.rows[0] == ("stock", 8, "tw", 100.0, 32.0, 25.0)
-    assert simulation.clusters([], Looks()) is None
 
 
 def test_plans_of_a_search_are_the_last_of_their_name():

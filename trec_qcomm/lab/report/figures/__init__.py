@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from trec_qcomm.lab.records import Record
 from trec_qcomm.lab.report.figure import Figure
-from trec_qcomm.lab.report.figures import debug, guard, losses, network, quality, search, simulation
+from trec_qcomm.lab.report.figures import debug, guard, losses, network, quality, search
 from trec_qcomm.lab.report.runs import runs_of
 from trec_qcomm.lab.report.style import Looks
 
@@ -29,5 +29,4 @@ def figures_of(records: Sequence[Record]) -> list[Figure]:
         *debug.debug_runs(records),
         *guard.timelines(records),
         *search.plans(records),
-        *filter(None, [simulation.clusters(records, looks)]),
     ]

@@ -1,34 +1,33 @@
-"""Figures of the numeric debugger: where precision is lost, and what other codecs would do.
+"""Figures of the numeric debugger: where precision is lost.
 
 A run is the debug records of one folder.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trec_qcomm.lab.debug.recorded import DebugRun, Place, PlaceNoise, Tried, noisiest, tried_of
+from trec_qcomm.lab.debug.recorded import DebugRun, PlaceNoise, noisiest
 from trec_qcomm.lab.records import DebugRecord, Record
 from trec_qcomm.lab.report import style
 from trec_qcomm.lab.report.figure import Cell, Figure, numbered, short
 from trec_qcomm.lab.report.runs import grouped
-from trec_qcomm.lab.report.style import Looks
 
-MOST_ROWS, MOST_COLUMNS, MOST_LINES = 40, 60, 8
+MOST_ROWS, MOST_COLUMNS = 40, 60
 
 
 def debug_runs(records: Sequence[Record]) -> list[Figure]:
-    """Return up to two figures for each run."""
+    """Return a figure for each run that loses something."""
     every = [record for record in records if isinstance(record, DebugRecord)]
     folders = grouped(every, lambda r: str(Path(r.origin.file).parent) if r.origin else "")
     figures = []
     for number, (folder, members) in enumerate(folders.items(), start=1):
-        run = DebugRun(folder, members)
-        for figure in filter(None, (signal_to_noise(run), shadows(run))):
+        figure = signal_to_noise(DebugRun(folder, members))
+        if figure is not None:
             title = f"{figure.title}: {Path(folder).name}" if len(folders) > 1 else figure.title
             figures.append(replace(figure, key=numbered(figure.key, number), title=title))
     return figures
@@ -94,48 +93,3 @@ def _draw_noise(
     axes.set_xticks([x + 0.5 for x in ticks], [str(steps[columns[x][0]]) for x in ticks])
     axes.set_yticks([y + 0.5 for y in range(len(lines))], [short(str(r.place), 40) for r in lines])
     axes.set_xlabel("step")
-
-
-def shadows(run: DebugRun) -> Figure | None:
-    """Return decibels against bits, a panel for each direction, None without shadows."""
-    tried = {place: codecs for place, codecs in tried_of(run).items() if len(codecs) > 1}
-    noisy = [line.place for line in noisiest(run) if line.place in tried]
-    ordered = list(dict.fromkeys([*noisy, *tried]))
-    panels = grouped(sorted(ordered, key=lambda place: place.order), lambda place: place.direction)
-    if not panels:
-        return None
-    return Figure(
-        key="debug-shadows",
-        title="What other codecs would do",
-        columns=("name", "direction", "codec", "in use", "bits a value", "dB"),
-        rows=[
-            (p.name, p.direction, c.codec, "yes" if c.is_used else "no", c.bits, c.decibels)
-            for p in ordered for c in tried[p]
-        ],
-        draw=lambda canvas: _draw_shadows(canvas, panels, tried),
-        size=(2.0 + 4.6 * len(panels), 3.8),
-        caption="A line is a table, a point is a codec on its values, medians over the measured "
-        "steps. The large point is the codec in use; the others were only tried.",
-    )  # fmt: skip
-
-
-def _draw_shadows(
-    canvas: Any,
-    places_by_direction: Mapping[str, Sequence[Place]],
-    tried: Mapping[Place, Sequence[Tried]],
-) -> None:
-    panels = canvas.subplots(1, len(places_by_direction), squeeze=False)[0]
-    for axes, (direction, places) in zip(panels, places_by_direction.items(), strict=True):
-        looks = Looks(str(place) for place in places)
-        for place in places[:MOST_LINES]:
-            look, codecs = looks[str(place)], tried[place]
-            bits, decibels = [c.bits for c in codecs], [c.decibels for c in codecs]
-            axes.plot(bits, decibels, **look.line, markersize=4, label=short(place.name, 24))
-            axes.scatter(
-                bits, decibels, [80 * c.is_used for c in codecs], look.color, marker=look.marker
-            )
-        axes.set_title(direction)
-        axes.set_xlabel("bits a value")
-        axes.set_ylabel("signal to noise [dB]")
-        style.grid(axes)
-        axes.legend(loc="lower right", fontsize=8)

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from trec_qcomm import warm_up
 from trec_qcomm.jit import cache
 from trec_qcomm.jit.once import Job
+from trec_qcomm.lab import warm_up
 
 
 @pytest.fixture
