@@ -46,7 +46,7 @@ LEFT_OUT = {  # (page, beginning of the block or command): why it does not run h
     ("README.md", "pip install"): NETWORK,
     ("README.md", "make "): f"{NETWORK}; or all tests, this among them",
     ("configs/README.md", "sharding: "): "all fields at once, of which some exclude one another",
-    (f"{DOCS}/GUIDE.md", "qcomm = QComm.from_dict("): "tests/ext/replicas trains these lines",
+    (f"{DOCS}/REPLICAS.md", "qcomm = QComm.from_dict("): "tests/ext/replicas trains these lines",
     (f"{DOCS}/GUIDE.md", "pip install"): NETWORK,
     (
         f"{DOCS}/LIBRARIES.md",

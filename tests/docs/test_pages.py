@@ -13,7 +13,7 @@ PAGES = (
     "trec_qcomm/README.md", "trec_qcomm/docs/GUIDE.md", "trec_qcomm/docs/FAQ.md",
     "trec_qcomm/docs/TRAINING.md", "trec_qcomm/docs/QUALITY.md", "trec_qcomm/docs/DEBUGGING.md",
     "trec_qcomm/docs/GUARD.md", "trec_qcomm/docs/SAVINGS.md", "trec_qcomm/docs/LIBRARIES.md",
-    "trec_qcomm/docs/EXTENDING.md",
+    "trec_qcomm/docs/EXTENDING.md", "trec_qcomm/docs/REPLICAS.md",
 )  # fmt: skip
 FOLDERS = (
     ROOT, PACKAGE, PACKAGE / "integration", PACKAGE / "integration" / "embedding",

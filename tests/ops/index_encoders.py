@@ -1,11 +1,11 @@
 """What every encoder of quantization indices must pass; a test is data and calls of these.
 
-An encoder is two modules: `cpu` (encode_segment, decode_segment on arrays) and `reference`.
+An encoder is `cpu` (kernels encode_segment and decode_segment on arrays) and `reference`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ MAX_INDEX = 2**22
 class IndexEncoder:
     """An encoder under test: indices [N] int32, N a multiple of dim, <-> bytes [W] uint8."""
 
-    cpu: ModuleType
+    cpu: ModuleType | SimpleNamespace
     reference: ModuleType
     dim: int
 

@@ -37,6 +37,8 @@ EXCHANGES = [  # sharding, unique_bags
 
 # Older versions of TorchRec have no injection into backward.
 injection = pytest.importorskip("torchrec.distributed.train_pipeline.backward_injection")
+if not hasattr(injection, "OutputDistTensorFinder"):
+    pytest.skip("TorchRec 1.6 finds no rows of a sharding", allow_module_level=True)
 
 
 class SparseFirst(nn.Module):

@@ -8,6 +8,7 @@ indices. Encoders of extensions are made of the same parts.
 import numpy as np
 
 from trec_qcomm.jit import inner, kernel
+from trec_qcomm.ops.bitpack import cpu as bitpack
 from trec_qcomm.ops.bitpack.cpu import GROUP
 from trec_qcomm.ops.error_bound import cpu
 from trec_qcomm.ops.error_bound.cpu import (
@@ -36,22 +37,19 @@ def most_values(offsets, dim):
 def quantize_segment(
     values, start, stride, dim, num_values, bound, step, inverse, positions, scratch, q
 ):
-    """Quantize one segment into q, int32, with room for full groups.
-
-    Returns: (num_verbatim, lowest index, highest index); num_verbatim is -1 if positions has no
-        room.
-    """
-    num_verbatim, low, high = np.int64(0), np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+    """Quantize one segment into q, int32. Return num_verbatim, or -1 if positions has no room."""
+    x, words, flags, _, _ = scratch
+    num_verbatim = np.int64(0)
     for first in range(0, num_values, GROUP):
         n = min(GROUP, num_values - first)
-        lowest, highest, num_verbatim = quantizer.quantize_indices(
-            values, start, stride, dim, first, n, bound, step, inverse, scratch, q, positions,
+        _, num_verbatim = quantizer.quantize_group(
+            values, start, stride, dim, first, n, bound, step, inverse, x, words, flags, positions,
             num_verbatim,
         )  # fmt: skip
         if num_verbatim < 0:
             break
-        low, high = min(low, lowest), max(high, highest)
-    return num_verbatim, low, high
+        bitpack.unzigzag(words, q, first, n)
+    return num_verbatim
 
 
 @kernel
@@ -62,7 +60,7 @@ def encode(
     positions, scratch = cpu.positions_scratch(offsets, dim), cpu.group_scratch()
     most = most_values(offsets, dim)
     rans_scratch = rans.encoder_scratch(most)
-    q = np.empty((most + GROUP - 1) // GROUP * GROUP, np.int32)
+    q = np.empty(most, np.int32)
     for s in range(start.size):
         num_values = (offsets[s + 1] - offsets[s]) * dim
         nbytes[s], flushed[s] = 0, 0
@@ -72,19 +70,17 @@ def encode(
         width, bound, step, inverse = cpu.begin_segment(
             values, start[s], stride[s], dim, num_values, bounds[s], relative
         )
-        if s + 1 < start.size:
-            rans_scratch[-1][0] = values[start[s + 1] :].ctypes.data
         room = cpu.raw_nbytes(num_values)
         segment_positions = positions[: min(room // 8, MAX_VERBATIM)]
         size, num_verbatim = np.int64(-1), np.int64(0)
         if step > 0:
-            num_verbatim, low, high = quantize_segment(
+            num_verbatim = quantize_segment(
                 values, start[s], stride[s], dim, num_values, bound, step, inverse,
                 segment_positions, scratch, q,
             )  # fmt: skip
             if num_verbatim >= 0:
                 indices = out[HEADER_NBYTES:room]
-                size = np.int64(rans.encode(q[:num_values], low, high, indices, rans_scratch))
+                size = np.int64(rans.encode(q[:num_values], indices, rans_scratch))
         nbytes[s] = cpu.end_segment(
             values, start[s], stride[s], dim, num_values, width, step, RANS, size, num_verbatim,
             segment_positions, out,
@@ -134,68 +130,18 @@ def decode_rows(data, start, stride, dim, num_values, out, q, rans_scratch):
     return finish_rows(data, start, stride, dim, indices, out)
 
 
-@inner
-def _decode_two(first, data, starts, strides, dim, sizes, out, q, rans_scratch):
-    """Decode two segments, which can pair. Return the reason of each.
-
-    Args: first, data: all their bytes.  starts, strides, sizes: pairs of numbers.
-    """
-    _, first_step, first_size, _ = cpu.read_header(first)
-    _, step, size, _ = cpu.read_header(data)
-    first_q = indices_memory(starts[0], strides[0], dim, sizes[0], out, q[sizes[1] :])
-    second_q = indices_memory(starts[1], strides[1], dim, sizes[1], out, q)
-    good, good_too = rans.decode_two(
-        first[HEADER_NBYTES : HEADER_NBYTES + first_size], first_q, first_step, rans_scratch[1],
-        data[HEADER_NBYTES : HEADER_NBYTES + size], second_q, step, rans_scratch[0],
-    )  # fmt: skip
-    reason = first_reason = BAD_INDICES
-    if good:
-        first_reason = finish_rows(first, starts[0], strides[0], dim, first_q, out)
-    if good_too:
-        reason = finish_rows(data, starts[1], strides[1], dim, second_q, out)
-    return first_reason, reason
-
-
 @kernel
 def decode(payload, at, nbytes, offsets, start, stride, dim, out):
     """Do what cpu.decode does, for the encoders bitpack and rans."""
-    scratch, rans_scratch = cpu.group_scratch(), (rans.decoder_scratch(), rans.decoder_scratch())
-    q, w = np.empty(2 * most_values(offsets, dim), np.int32), np.int64(-1)  # w waits for another
-    bad, reason = np.int64(-1), OK
+    scratch, rans_scratch = cpu.group_scratch(), rans.decoder_scratch()
+    q = np.empty(most_values(offsets, dim), np.int32)
     for s in range(start.size):
         num_values, data = (offsets[s + 1] - offsets[s]) * dim, payload[at[s] : at[s] + nbytes[s]]
         reason = cpu.decode_segment(
             payload, at[s], nbytes[s], start[s], stride[s], dim, num_values, out, scratch
         )
-        can_pair = (
-            reason == OTHER_ENCODER
-            and rans.can_pair(num_values)
-            and cpu.read_header(data)[0] == RANS
-            and (w < 0 or rans.can_pair_with(num_values, (offsets[w + 1] - offsets[w]) * dim))
-        )
-        if reason == OTHER_ENCODER and not can_pair:
-            reason = decode_rows(
-                data, start[s], stride[s], dim, num_values, out, q, rans_scratch[0]
-            )
-        elif can_pair and w < 0:
-            w, reason = np.int64(s), OK
-        elif can_pair:
-            first_reason, reason = _decode_two(
-                payload[at[w] : at[w] + nbytes[w]], data, (start[w], start[s]),
-                (stride[w], stride[s]), dim, ((offsets[w + 1] - offsets[w]) * dim, num_values),
-                out, q, rans_scratch,
-            )  # fmt: skip
-            if first_reason != OK:
-                return w, first_reason
-            w = np.int64(-1)
+        if reason == OTHER_ENCODER:
+            reason = decode_rows(data, start[s], stride[s], dim, num_values, out, q, rans_scratch)
         if reason != OK:
-            bad = s
-            break
-    if w >= 0:  # has found no other one, and comes before what is bad
-        first_reason = decode_rows(
-            payload[at[w] : at[w] + nbytes[w]], start[w], stride[w], dim,
-            (offsets[w + 1] - offsets[w]) * dim, out, q, rans_scratch[0],
-        )  # fmt: skip
-        if first_reason != OK:
-            return w, first_reason
-    return bad, reason
+            return np.int64(s), reason
+    return np.int64(-1), OK

@@ -128,20 +128,6 @@ def quantize(x: Tensor, bound: Tensor, step: Tensor, inverse: Tensor) -> tuple[T
     return torch.where(fits, rounded, 0).to(torch.int32), ~fits
 
 
-def count_flushed(x: Tensor, step: Tensor) -> int:
-    """Return how many values are flushed in a segment that a far larger value makes coarse.
-
-    A value is flushed if it is not 0 and below 1/256 of the step, so below 1/128 of the bound.
-    Flushed values count only if there are at least 3, and if they are three quarters of all nonzero
-    values. Kernels look at a sample first, and may miss a segment.
-
-    Args: x: [N] float32.  step: scalar, of choose_step.
-    """
-    is_small = x.abs() < step / 256
-    num_small, num_other = int((is_small & (x != 0)).sum()), int((~is_small).sum())
-    return num_small if num_small >= max(3, 3 * num_other) else 0
-
-
 def _assemble(first: int, kind: int, indices: Tensor, x: Tensor, verbatim: Tensor) -> Tensor:
     """Join header, indices, padding, and positions and bits of the verbatim values.
 

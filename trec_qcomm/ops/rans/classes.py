@@ -124,15 +124,12 @@ def _initial_classes(q, low, high, scratch):
 
 
 @_inner
-def _count_classes(q, base, shift, counts, parts, scratch):
+def _count_classes(q, base, shift, counts, parts):
     """Set counts [number of classes + 1]; the last one is for indices outside of all classes.
 
     Four histograms are kept, because neighbours are often equal and an increment must not wait
     for the one before. Args: parts, scratch: of `class_scratch`.
     """
-    if counts.size <= 64 and 1 << 14 <= q.size <= 1 << 18:
-        _count_pairs(q, base, shift, counts, parts, scratch)
-        return
     size, last = counts.size, np.uint32(counts.size - 1)
     parts[: 4 * size] = 0
     part0, part1 = parts[:size], parts[size : 2 * size]
@@ -150,74 +147,6 @@ def _count_classes(q, base, shift, counts, parts, scratch):
         counts[s] = np.int64(part0[s]) + part1[s] + part2[s] + part3[s]
 
 
-@_inner
-def _count_pairs(q, base, shift, counts, parts, scratch):
-    """Set counts as `_count_classes` does, of at most 64 numbers, for at most 2^18 indices.
-
-    A processor stores one number a cycle, so pairs of neighbours are counted: a byte of each.
-
-    Args: scratch: tables [4 * 64 * 256] uint16, classes [4096] uint8.
-    """
-    tables, classes = scratch
-    size, whole, pairs = counts.size, q.size & -8, classes.view(np.uint16)
-    table0, table1, table2, table3 = (
-        tables[: 1 << 14],
-        tables[1 << 14 : 2 << 14],
-        tables[2 << 14 : 3 << 14],
-        tables[3 << 14 :],
-    )
-    for at in range(0, 256 * size, 256):
-        _clear(table0[at : at + 64], table1[at : at + 64])
-        _clear(table2[at : at + 64], table3[at : at + 64])
-    for begin in range(0, whole, 4096):
-        part = q[begin : min(begin + 4096, whole)]
-        _fill_classes(part, base, shift, size - 1, classes)
-        for k in range(0, part.size // 2, 4):
-            g = pairs[k : k + 4]
-            table0[g[0]] += np.uint16(1)
-            table1[g[1]] += np.uint16(1)
-            table2[g[2]] += np.uint16(1)
-            table3[g[3]] += np.uint16(1)
-    first, counts[:] = parts[:64], 0
-    first[:] = 0
-    for s in range(size):
-        at = 256 * s
-        counts[s] = _add_row(table0[at : at + 64], table1[at : at + 64], first)
-        counts[s] += _add_row(table2[at : at + 64], table3[at : at + 64], first)
-    for s in range(size):
-        counts[s] += np.int64(first[s])
-    for i in range(whole, q.size):
-        counts[_class_of(q[i], np.int32(base), np.uint32(shift), np.uint32(size - 1))] += 1
-
-
-@_inner
-def _clear(row, other):
-    """Set two rows of 64 numbers to 0."""
-    for k in range(64):
-        row[k] = 0
-    for k in range(64):
-        other[k] = 0
-
-
-@_inner
-def _add_row(row, other, sums):
-    """Add two rows of 64 numbers to sums [64] uint32. Return the sum of both."""
-    total = np.uint32(0)
-    for k in range(64):
-        both = np.uint32(np.uint32(row[k]) + np.uint32(other[k]))
-        sums[k] = np.uint32(sums[k] + both)
-        total = np.uint32(total + both)
-    return np.int64(total)
-
-
-@_inner
-def _fill_classes(q, base, shift, last, classes):
-    """Set classes [N] uint8 to the class of each index, or `last` outside of all."""
-    base, shift, last = np.int32(base), np.uint32(shift), np.uint32(last)
-    for i in range(q.size):
-        classes[i] = np.uint8(_class_of(q[i], base, shift, last))
-
-
 @_inline
 def _class_of(index, base, shift, last):
     """Return the class of an index, or `last` outside of all."""
@@ -233,12 +162,12 @@ def choose_classes(q, low, high, scratch):
     Args: low, high: the extremes of q, int64.
           scratch: arrays of `class_scratch`; the first one gets the counts of the classes.
     """
-    counts, merged, parts, for_pairs = scratch
+    counts, merged, parts = scratch
     base, shift = _initial_classes(q, low, high, merged)
     num_classes, first = _num_initial_classes(q.size), 0
     if base == low:  # the classes that indices are in
         num_classes = min(num_classes, ((high - low) >> shift) + 1)
-    _count_classes(q, base, shift, counts[: num_classes + 1], parts, for_pairs)
+    _count_classes(q, base, shift, counts[: num_classes + 1], parts)
     num_escapes = counts[num_classes]
     while counts[num_classes - 1] == 0:
         num_classes -= 1
@@ -268,8 +197,7 @@ def choose_classes(q, low, high, scratch):
 @inner
 def class_scratch():
     """Return the scratch of `choose_classes`."""
-    for_pairs = np.empty(4 << 14, np.uint16), np.empty(4096, np.uint8)
-    return np.empty(257, np.int64), np.empty(128, np.int64), np.empty(4 * 257, np.uint32), for_pairs
+    return np.empty(257, np.int64), np.empty(128, np.int64), np.empty(4 * 257, np.uint32)
 
 
 @_inner

@@ -1,9 +1,8 @@
 """Coder of one stream in numba: its rANS states, and the 16-bit words that they emit.
 
-Two or four states are in registers. More states are coded four at a time, so that their latencies
-overlap. A single state, of up to 255 indices, takes the loop that codes the rest. Streams of 16
-states and more are coded in vectors if the CPU has them (wide/). Only the loop that decodes the
-rest branches on the data. M = 2^log slots; a state lies in 2^15..2^31 - 1.
+Four states are in registers. More states are coded four at a time, so that their latencies
+overlap. One or two states, of up to 1,023 indices, take the loop that codes the rest. Only the loop
+that decodes the rest branches on the data. M = 2^log slots; a state lies in 2^15..2^31 - 1.
 
 The encoder goes through the indices backwards and writes the words in that order, so the last word
 of the stream comes first.
@@ -13,7 +12,6 @@ of the stream comes first.
 import numpy as np
 
 from trec_qcomm.jit import inner
-from trec_qcomm.ops.rans import wide
 
 LOWER = np.uint64(1 << 15)
 ESCAPED = np.int64(-0x80000000)  # decoded value of the escape symbol, before its low bits
@@ -77,18 +75,6 @@ def _push_each(symbols, begin, tables, shifts, words, used, states):
 
 
 @inner
-def _push_two_states(symbols, tables, shifts, words, used, states):
-    """Encode an even number of symbols with two states."""
-    x0, x1 = np.uint64(states[0]), np.uint64(states[1])
-    for i in range(symbols.size - 2, -1, -2):
-        g = symbols[i : i + 2]
-        x1, used = _push(x1, g[1], tables, shifts, words, used)
-        x0, used = _push(x0, g[0], tables, shifts, words, used)
-    states[0], states[1] = x0, x1
-    return used
-
-
-@inner
 def _push_four_states(symbols, tables, shifts, words, used, states):
     """Encode symbols, a multiple of four, with four states."""
     x0, x1, x2, x3 = (
@@ -122,38 +108,26 @@ def _push_many_states(symbols, tables, shifts, words, used, states):
 
 
 @inner
-def push_stream(q, base, shift, last, tables, log, symbols, words, states, ahead=0):
+def push_stream(q, base, shift, last, tables, log, symbols, words, states):
     """Encode all indices q of a stream, the last one first.
 
     Args:    last: the last symbol, which is the escape if there is one.
-             tables: inverses and updates of `fill_encoder_table`, and the table of wide/,
-                     which is read only if `wide.takes` the states.
+             tables: inverses and updates of `fill_encoder_table`.
              symbols: uint16 scratch, as many as q.
              words: uint16, as many as q and SPARE_WORDS; the last word of the stream is first.
              states: [K] uint32, all LOWER; becomes the states to send.
-             ahead: address of what is read after the stream, or 0 (wide/).
     Returns: the number of words.
     """
-    inverses, updates, table = tables
-    by_symbol, shifts = (inverses, updates), (np.uint64(31 + log), np.uint64(31 - log))
+    shifts = np.uint64(31 + log), np.uint64(31 - log)
     lanes, used = states.size, np.uint64(0)
-    if wide.takes(lanes):
-        whole = q.size & -lanes
-        _fill_symbols(q[whole:], base, shift, last, symbols)
-        used = _push_each(symbols[: q.size - whole], 0, by_symbol, shifts, words, used, states)
-        return np.int64(used) + wide.push(
-            q[:whole], words[np.int64(used) :], table, states, base, shift, last, ahead
-        )
     _fill_symbols(q, base, shift, last, symbols)
-    whole = q.size & -min(lanes, 4) if lanes > 1 else 0
-    used = _push_each(symbols[: q.size], whole, by_symbol, shifts, words, used, states)
+    whole = q.size & -4 if lanes >= 4 else 0
+    used = _push_each(symbols[: q.size], whole, tables, shifts, words, used, states)
     symbols = symbols[:whole]
-    if lanes == 2:
-        used = _push_two_states(symbols, by_symbol, shifts, words, used, states)
-    elif lanes == 4:
-        used = _push_four_states(symbols, by_symbol, shifts, words, used, states)
+    if lanes == 4:
+        used = _push_four_states(symbols, tables, shifts, words, used, states)
     elif lanes > 4:
-        used = _push_many_states(symbols, by_symbol, shifts, words, used, states)
+        used = _push_many_states(symbols, tables, shifts, words, used, states)
     return np.int64(used)
 
 
@@ -190,27 +164,11 @@ def _pop(x, table, log, words, at):
 
 
 @inner
-def _pop_two_states(words, table, log, states, at, q):
-    """Decode with two states, four values at a time, as long as there are four words.
+def _pop_four_states(words, table, log, states, at, q):
+    """Decode with four states, four values at a time, as long as there are four words.
 
     Returns: (the number of values, the next word).
     """
-    x0, x1 = np.uint64(states[0]), np.uint64(states[1])
-    i, enough = 0, np.uint64(max(words.size - 3, 0))
-    while i + 4 <= q.size and at < enough:
-        g = q[i : i + 4]
-        x0, at, g[0] = _pop(x0, table, log, words, at)
-        x1, at, g[1] = _pop(x1, table, log, words, at)
-        x0, at, g[2] = _pop(x0, table, log, words, at)
-        x1, at, g[3] = _pop(x1, table, log, words, at)
-        i += 4
-    states[0], states[1] = x0, x1
-    return i, at
-
-
-@inner
-def _pop_four_states(words, table, log, states, at, q):
-    """Do what `_pop_two_states` does with four."""
     x0, x1 = np.uint64(states[0]), np.uint64(states[1])
     x2, x3 = np.uint64(states[2]), np.uint64(states[3])
     i, enough = 0, np.uint64(max(words.size - 3, 0))
@@ -227,7 +185,7 @@ def _pop_four_states(words, table, log, states, at, q):
 
 @inner
 def _pop_many_states(words, table, log, states, at, q):
-    """Do what `_pop_two_states` does with 8 or more."""
+    """Do what `_pop_four_states` does, with 8 states or more."""
     i, enough = 0, np.uint64(max(words.size - 3, 0))
     while i + 4 <= q.size and at < enough:
         lane = i & (states.size - 4)
@@ -276,9 +234,7 @@ def pop_stream(words, table, log, states, q):
     values = table.view(np.int32).reshape(table.size, 2)
     views = parts, values, np.uint64(table.size - 1)
     lanes, i, at, places = states.size, 0, np.uint64(0), np.uint64(log)
-    if lanes == 2:
-        i, at = _pop_two_states(words, views, places, states, at, q)
-    elif lanes == 4:
+    if lanes == 4:
         i, at = _pop_four_states(words, views, places, states, at, q)
     elif lanes > 4:
         i, at = _pop_many_states(words, views, places, states, at, q)

@@ -118,23 +118,6 @@ def dequantize_rows(q: Tensor, scale: Tensor, low: Tensor, *, bits: int) -> Tens
     return y
 
 
-def count_flushed(x: Tensor, y: Tensor, scale: Tensor) -> int:
-    """Return how many values are flushed in rows that a far larger value makes coarse.
-
-    A value is flushed if it is not 0 and below 1/256 of its row's scale, so that the decoded value
-    tells nothing of it. Flushed values count only if there are at least 3, and if they are three
-    quarters of the row's nonzero values. Kernels look at samples first, and may count less.
-
-    Args: x: [n, D] float32.  y: [n, D], the same times 2^k.  scale: [n] int16, of quantize_rows.
-    """
-    step = (scale & 0x7FFF).view(torch.float16).float()
-    inverse = torch.where(step > 0, 1 / step, 0)
-    is_small = (y * inverse[:, None]).abs() < 1 / 256
-    num_small, num_other = (is_small & (x != 0)).sum(1), (~is_small).sum(1)
-    counts = (step > 0) & (num_small >= (3 * num_other).clamp(min=3))
-    return int(num_small[counts].sum())
-
-
 def encode(
     values: Tensor,
     segments: Segments,

@@ -8,7 +8,6 @@ import numpy as np
 
 from trec_qcomm.ext.dual_level.vector_lz import cpu as vector_lz
 from trec_qcomm.jit import kernel
-from trec_qcomm.ops.bitpack.cpu import GROUP
 from trec_qcomm.ops.error_bound import cpu
 from trec_qcomm.ops.error_bound.cpu import (
     BAD_INDICES,
@@ -34,7 +33,7 @@ def encode(
 ):
     """Encode as ops.error_bound.cpu.encode does, with the encoder VECTOR_LZ."""
     positions, scratch = cpu.positions_scratch(offsets, dim), cpu.group_scratch()
-    q = np.empty((most_values(offsets, dim) + GROUP - 1) // GROUP * GROUP, np.int32)
+    q = np.empty(most_values(offsets, dim), np.int32)
     for s in range(start.size):
         num_values = (offsets[s + 1] - offsets[s]) * dim
         nbytes[s], flushed[s] = 0, 0
@@ -48,7 +47,7 @@ def encode(
         segment_positions = positions[: min(room // 8, MAX_VERBATIM)]
         size, num_verbatim = np.int64(-1), np.int64(0)
         if step > 0:
-            num_verbatim, _, _ = quantize_segment(
+            num_verbatim = quantize_segment(
                 values, start[s], stride[s], dim, num_values, bound, step, inverse,
                 segment_positions, scratch, q,
             )  # fmt: skip

@@ -19,7 +19,6 @@ from trec_qcomm.ops.bitpack.cpu import GROUP, load_uint64
 _MAGIC = np.float32(1.5 * 2**23)  # adding it rounds |y| <= 2^22 to an integer, half to even
 _MAGIC_BITS = np.int32(0x4B400000)
 _MAX_WORD = np.uint32(2**23)  # zigzagged 2^22
-_MAX_INDEX = np.int32(2**22)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _KEY_INF, _KEY_NEG_INF = np.int32(0x7F800000), np.int32(-0x7F800001)
 MIN_NORMAL, MAX = np.float32(2.0**-126), np.float32(3.4028234663852886e38)
@@ -203,53 +202,6 @@ def _quantize_contiguous(x, at, first, bound, step, inverse, words, flags, posit
     if max_error >= np.float32(bound).view(np.int32) or all_bits > _MAX_WORD:
         return _extract_verbatim(x, at, first, bound, step, words, flags, positions, num_verbatim)
     return all_bits, num_verbatim
-
-
-@_inner
-def quantize_indices(
-    values, start, stride, dim, first, n, bound, step, inverse, scratch, q, positions, num_verbatim,
-):  # fmt: skip
-    """Do what `quantize_group` does, for the indices themselves: q[first : first + 1024].
-
-    Args:    scratch: arrays of error_bound.cpu.group_scratch.
-    Returns: (the lowest index, the highest, the new num_verbatim, or -1).
-    """
-    x, words, flags, _, _ = scratch
-    if stride == dim and n == GROUP:
-        low, high, max_error = _indices_unchecked(values, start + first, step, inverse, q, first)
-    else:
-        gather(values, start, stride, dim, first, n, x)
-        for k in range(n, GROUP):  # neither the lowest nor the highest
-            x[k] = x[0]
-        low, high, max_error = _indices_unchecked(x, 0, step, inverse, q, first)
-    if max_error < np.float32(bound).view(np.int32) and low >= -_MAX_INDEX and high <= _MAX_INDEX:
-        return low, high, num_verbatim
-    _, num_verbatim = quantize_group(
-        values, start, stride, dim, first, n, bound, step, inverse, x, words, flags, positions,
-        num_verbatim,
-    )  # fmt: skip
-    bitpack.unzigzag(words, q, first, n)
-    low, high = bitpack.index_range(q[first : first + n])
-    return low, high, num_verbatim
-
-
-@_inner
-def _indices_unchecked(x, at, step, inverse, q, first):
-    """Set q[first : first + 1024] to the indices of x[at : at + 1024], float32.
-
-    Returns: (the lowest index, the highest, the bits of the largest |x - decoded|, NaN being the
-             largest). Indices are right where these are within 2^22 and the bound.
-    """
-    low, high, max_error = np.int32(0x7FFFFFFF), np.int32(-0x80000000), np.int32(0)
-    for k in range(GROUP):
-        value = np.float32(x[np.uint64(at) + np.uint64(k)])
-        t = np.float32(np.float32(value * inverse) + _MAGIC)
-        index = np.int32(t.view(np.int32) - _MAGIC_BITS)
-        error = np.float32(value - np.float32(np.float32(t - _MAGIC) * step))
-        q[np.uint64(first) + np.uint64(k)] = index
-        low, high = min(low, index), max(high, index)
-        max_error = max(max_error, np.int32(error.view(np.int32) & _MAGNITUDE))
-    return low, high, max_error
 
 
 @_inner
