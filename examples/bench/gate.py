@@ -23,9 +23,9 @@ def _lines(file: str, names: str, where: str = "") -> dict[str, tuple[str, ...]]
 # other names when they were trained. A line begins with its setting where that is not the gate's.
 JUDGED = {
     **_lines("dense", "null int8 int4 mixed_tables bf16 fp16_bf16"),
-    "`unique_int4`": ("unique/unique_int4",),
-    "`fast`": ("dense/best_dense_float6", "unique/fast"),
-    "`best`": ("best/best", "unique/best"),
+    "`unique_int4`": ("best/unique_int4", "served/unique_int4"),
+    "`fast`": ("dense/best_dense_float6", "served/fast"),
+    "`best`": ("best/best", "served/best"),
     **_lines("dense", "dense_float6"),
     "`dense_int8`": ("dense/two_shot_int8_stochastic",),
     "`fast`, dense with 8 bits, stochastic": ("dense/best_dense_int8_stochastic",),

@@ -161,7 +161,7 @@ class SummingCodec(Protocol):
     def decode_sum(
         self, encoded: Encoded, segments: Segments, out: Tensor, *, held_at: int = -1
     ) -> None:
-        """Write to `out` the sums of the rows of P parts, bit for bit as ops.rank_sum adds.
+        """Write to `out` the sums of the rows of P parts, bit for bit as ops.batch.rank_sum adds.
 
         Args:
             encoded: for each part, for each segment, its bytes: [P S] places and sizes.

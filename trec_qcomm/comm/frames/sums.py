@@ -1,8 +1,8 @@
 """Decode frames and add up their rows: several ranks sent rows for the same places.
 
 A core.codec.SummingCodec reads all frames at once and writes only the sums. For other codecs, and
-for sums of float16 and bfloat16, every frame is decoded and ops.rank_sum adds up the rows. The bits
-are the same.
+for sums of float16 and bfloat16, every frame is decoded and ops.batch.rank_sum adds up the rows.
+The bits are the same.
 
 Knows: frames, groups of segments. Does not know: process groups, which codec.
 Shapes: P frames of the same rows, N values each.

@@ -1,6 +1,6 @@
 """Pack selected rows of a buffer before an exchange, and add them up after it, with gradients.
 
-Knows: ops.rows, autograd. Does not know: why rows are selected, codecs, process groups.
+Knows: ops.batch.rows, autograd. Does not know: why rows are selected, codecs, process groups.
 """
 
 from typing import Any

@@ -11,8 +11,8 @@ A shard sends these segments, of so many rows, over these hops:
 Backward is the same in reverse: a rank that received rows sends as many gradients.
 
 Ids: TorchRec sends an id in 8 bytes, and the length of a bag in 4. Packed, an id of a sorted
-segment takes the bits of the gap to the next id (ops.packed_ids: low bits as they are, the rest in
-unary), and lengths that are all equal take nothing. Ids are taken to fall anywhere.
+segment takes the bits of the gap to the next id (ops.batch.packed_ids: low bits as they are, the
+rest in unary), and lengths that are all equal take nothing. Ids are taken to fall anywhere.
 
 DATA_PARALLEL tables: ranks first tell one another which rows they touched, one bit a row. They then
 all-reduce the rows that at least one rank touched (comm.touched_rows). So the bytes depend on how

@@ -8,9 +8,9 @@ ever, and TorchRec's own permutation follows. PackedBatch announces one more spl
 tensors: the number of ids, which tells sequence shardings how many rows come back.
 
 **Order.** If equal bags are merged before the input dist, distinct bags of features with one id a
-bag are first sorted by id (`ops.unique.sort_by_id`). A segment then holds steps and no numbers. The
-samples' owner keeps the inverse, and the order is not sent. The order changes no bit of a
-training with codecs that draw no noise:
+bag are first sorted by id (`ops.batch.unique.sort_by_id`). A segment then holds steps and no
+numbers. The samples' owner keeps the inverse, and the order is not sent. The order changes no bit
+of a training with codecs that draw no noise:
 - forward: the row of a bag does not depend on its place, and the inverse finds it.
 - backward: the gradient of a bag is the sum over its samples in their order, whatever its place.
 - at the table: a row's gradients are added rank by rank and feature by feature. Within one rank and

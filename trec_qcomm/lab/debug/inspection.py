@@ -67,7 +67,7 @@ def capture_rows(
 
         capture = qcomm.capture_rows(20)
         ...  # 20 steps
-        capture.save("rows.pt")  # on all ranks; then python -m trec_qcomm analyze
+        capture.save("rows.pt")  # on all ranks; then python -m trec_qcomm preview
 
     Rows are kept exactly, whatever the codecs are. With `unique_bags` a row that repeats in a batch
     is sent, and kept, once.

@@ -2,7 +2,7 @@
 
 Rows lie in groups: row i of group g begins at value start[g] + i * stride[g]. `take` and `add` are
 each other's adjoint, so each is the other's backward.
-Numerics: one rounding an addition, to the values' dtype; NaN as in ops.rank_sum.
+Numerics: one rounding an addition, to the values' dtype; NaN as in ops.batch.rank_sum.
 Shapes: G groups of n_g rows, N in all; U chosen rows, in S segments of rows of equal length.
 """
 

@@ -18,7 +18,7 @@ class RowGroups:
     """Groups of rows on a GPU, from which some rows were chosen.
 
     Args:
-        num_rows, start, stride, dim: [G] int64 on CPU, as ops.rows.choose takes them.
+        num_rows, start, stride, dim: [G] int64 on CPU, as ops.batch.rows.choose takes them.
         number: [sum of num_rows] int32 on the device, for each row, group by group: its index among
             all chosen rows, or -1 if it was not chosen.
     """

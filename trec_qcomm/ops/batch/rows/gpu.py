@@ -2,7 +2,7 @@
 
 `choose` counts the chosen rows of each tile, torch sums up these counts, and a second pass over the
 flags numbers the rows. When `choose` returns, the number of rows is on its way to the host. `take`
-and `add` are one launch each. `add` goes through the destinations (ops.rows.destinations), and at
+and `add` are one launch each. `add` goes through the destinations (destinations.py), and at
 each place through the groups that have a row for it, in order. So only one program reads and writes
 a place, once.
 """

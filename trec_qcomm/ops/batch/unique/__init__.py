@@ -202,7 +202,7 @@ def sum_by_bag(
         blocks: where each block's rows lie in `matrix` and in `out`.
         inverse: [F, B] int64, the distinct bag of each of B samples, one row for each group.
         out: 1-D float32, the packed rows; values that belong to no block stay as they are.
-    Numerics: float32, added to 0 in the order of the samples; NaN as in ops.rank_sum.
+    Numerics: float32, added to 0 in the order of the samples; NaN as in ops.batch.rank_sum.
     Raises: ValueError: a wrong shape, dtype or device, or a block beyond `out`, `matrix` or
         `inverse`.
     """

@@ -82,7 +82,7 @@ def unique_bags(
 def sort_by_id(
     bags: UniqueBags, values: Tensor, lengths: Tensor, num_bags: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return first and inverse of the bags in the order of their ids (ops.unique.sort_by_id)."""
+    """Return first and inverse of the bags in the order of their ids (`sort_by_id`)."""
     ids = [part.tolist() for part in torch.split(values, lengths.tolist())]
     firsts = torch.split(bags.first, bags.counts.tolist())
     inverses = torch.split(bags.inverse, num_bags.tolist())
@@ -107,7 +107,7 @@ def positions(lengths: Tensor, bags: Tensor) -> Tensor:
 
 
 def expand(rows: Tensor, blocks: BagBlocks, inverse: Tensor, out: Tensor) -> None:
-    """Write the row of each sample's bag (ops.unique.expand)."""
+    """Write the row of each sample's bag (ops.batch.unique.expand)."""
     for s, (n, dim, column) in enumerate(_shapes(blocks)):
         start = int(blocks.start[s])
         packed = rows[start : start + n * dim].view(n, dim)
@@ -115,7 +115,7 @@ def expand(rows: Tensor, blocks: BagBlocks, inverse: Tensor, out: Tensor) -> Non
 
 
 def sum_by_bag(matrix: Tensor, blocks: BagBlocks, inverse: Tensor, out: Tensor) -> None:
-    """Sum the rows of the samples of each bag (ops.unique.sum_by_bag)."""
+    """Sum the rows of the samples of each bag (ops.batch.unique.sum_by_bag)."""
     for s, (n, dim, column) in enumerate(_shapes(blocks)):
         start = int(blocks.start[s])
         packed = out[start : start + n * dim].view(n, dim)

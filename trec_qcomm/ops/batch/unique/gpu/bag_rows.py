@@ -22,7 +22,7 @@ _DEEP = tl.constexpr(16)  # samples that it loads at once, where a bag has more 
 
 
 def expand(rows: Tensor, blocks: BagBlocks, inverse: Tensor, out: Tensor) -> None:
-    """Write the row of each sample's bag (ops.unique.expand)."""
+    """Write the row of each sample's bag (ops.batch.unique.expand)."""
     num_samples, width = out.shape
     first = exclusive_cumsum(num_samples * blocks.dim)
     programs, options = tiling(first, _vector(blocks, width))
@@ -34,7 +34,7 @@ def expand(rows: Tensor, blocks: BagBlocks, inverse: Tensor, out: Tensor) -> Non
 
 
 def sum_by_bag(matrix: Tensor, blocks: BagBlocks, inverse: Tensor, out: Tensor) -> None:
-    """Sum the rows of the samples of each bag (ops.unique.sum_by_bag)."""
+    """Sum the rows of the samples of each bag (ops.batch.unique.sum_by_bag)."""
     num_samples, width = matrix.shape
     most = torch.zeros(len(inverse), dtype=torch.int64)
     most = most.scatter_reduce(0, blocks.group, blocks.num_rows, "amax")
