@@ -1,10 +1,12 @@
-"""Table of the quality gate: each configuration that was trained with the Criteo example's rows.
+"""Table of the quality gate: presets of the Criteo example, and what stands beside them.
 
+Other configurations of the same records are those of the papers' claims (examples/papers).
 Knows: records of studies. Does not know: pages, trainings.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +25,10 @@ def _lines(file: str, names: str, where: str = "") -> dict[str, tuple[str, ...]]
 # other names when they were trained. A line begins with its setting where that is not the gate's.
 JUDGED = {
     **_lines("dense", "null int8 int4 mixed_tables bf16 fp16_bf16"),
-    "`unique_int4`": ("best/unique_int4", "served/unique_int4"),
     "`fast`": ("dense/best_dense_float6", "served/fast"),
+    **_lines("best", "null", "beside `best`: "),
     "`best`": ("best/best", "served/best"),
+    "`unique_int4`": ("best/unique_int4", "served/unique_int4"),
     **_lines("dense", "dense_float6"),
     "`dense_int8`": ("dense/two_shot_int8_stochastic",),
     "`fast`, dense with 8 bits, stochastic": ("dense/best_dense_int8_stochastic",),
@@ -75,10 +78,18 @@ def gate(measured: Sequence[StudyRecord]) -> str:
         seeds = [str(verdict.num_seeds) for verdict in verdicts.values()]
         texts = dict.fromkeys(verdict.text for verdict in verdicts.values())
         passed = "" if NULL in label else "; ".join(sorted(texts, key=PASS.__eq__))
-        shown = [cell.replace("upper ", "").replace("0.", ".") for cell in cells]
+        shown = [re.sub(r"(?<!\d)0\.", ".", cell.replace("upper ", "")) for cell in cells]
         rows.append([label, ", ".join(seeds), *shown, passed])
-    commits = sorted({r.environment.commit for r in measured if r.environment} - {None})
+    shown = {source.partition("/")[::2] for sources in JUDGED.values() for source in sources}
+    commits = {
+        str(r.environment.commit)
+        for file, name in shown | {(file, BASELINE) for file, _ in shown}
+        for r in files[file][name]
+        if r.environment and r.environment.commit
+    }
     table = markdown(["", "seeds", *COLUMNS, "gate"], rows)
     note = "Percent of float32's value: mean [95 % interval], one-sided upper 95 % limit. Seeds: of"
     note += " trainings, of evaluations. `null` is float32 with weights that differ by a millionth."
-    return f"{table}\n\n{note} Commits: {', '.join(commits)}.\n"
+    note += " `best`, `unique_int4` and the factors have another float32 than those above."
+    note += " Without a command here: scripts of a63d3dd, and one configuration at a time. Commits:"
+    return f"{table}\n\n{note} {', '.join(sorted(commits))}, and some records without one.\n"

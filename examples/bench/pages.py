@@ -55,6 +55,8 @@ class Section:
             lines = textwrap.wrap(kept, LINE, break_long_words=False, break_on_hyphens=False)
             head += "    " + " \\\n        ".join(lines).replace("\0", " ") + "\n"
         paths = sorted(ROOT.glob(self.records))
+        if not paths:
+            raise ValueError(f"{self.records}: no such file of records")
         table = self.make([record for path in paths for record in records.read(path)])
         return f"{head}\n{table}" if self.commands else head + table
 
@@ -152,6 +154,8 @@ SECTIONS = (
     ),
     Section(RESULTS_PAGE, f"{CRITEO}/*.jsonl", gate, "Quality gate", (
         f"make accuracy ARGS='{_CRITEO}'",
+        "python examples/criteo/studies/accuracy.py --configs configs/best.yaml --seeds 20 "
+        f"--modes training --embedding-dim 64 {_CRITEO}",
         "python examples/criteo/studies/accuracy.py --configs configs/{int8,int4,fast,best}.yaml "
         "--seeds 20 --modes training --model dcn --scale 0.125 --multi-hot --rows 30000",
         "git worktree add ../then a63d3dd; cd ../then; "

@@ -1,12 +1,15 @@
 """bench-codec: what takes part, what is refused, what is written, and what goes on."""
 
 import re
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from options import build_parser, check_options
 
 from examples.bench import command
 from examples.bench.codecs import __main__ as bench
@@ -215,6 +218,24 @@ def test_what_breaks_its_bound_is_not_timed(run, monkeypatch):
     last = said.out.splitlines()[-1]
     assert f"REFUSED: {wrong} (rows, dim 16): an error of " in last
     assert "times the bound; not timed" in said.err
+
+
+def test_without_rows_a_training_makes_them(tmp_path, monkeypatch):
+    commands = []
+
+    def pretend(words, **_):
+        commands.append(words)
+        Path(words[-1]).write_text("rows")
+
+    monkeypatch.setattr(subprocess, "run", pretend)
+    for _ in range(2):
+        path = workload.train(tmp_path, 16, 3)
+        assert path.read_text() == "rows"
+    (words,) = commands
+    options = build_parser().parse_args(words[2:])
+    check_options(options)
+    assert (options.embedding_dim, options.seed, options.ranks) == (16, 3, 1)
+    assert options.dump_rows != path
 
 
 def test_a_file_that_is_no_dump_is_named(run, dumped):

@@ -138,3 +138,19 @@ def test_places_of_a_threshold(data, reason):
 def test_scales_that_no_encoder_writes(scale):
     with pytest.raises(CorruptFrameError, match="scale"):
         decoded(rows.decode, segment(2, rows.BITMAP, 1, [1], scale=scale), 1, 5)
+
+
+def test_senders_may_store_values_in_other_formats():
+    """Each segment says how its own values are stored."""
+    at, segments = torch.tensor([0, 512]), Segments.packed([3, 3], 4)
+    values = torch.randint(-9, 9, (6, 4), generator=torch.Generator().manual_seed(0)).float()
+    payload, sizes = torch.zeros(1024, dtype=torch.uint8), []
+    for s, stored in enumerate(("fp32", "fp16")):
+        part, one = Segments.packed([3], 4), torch.ones(1, dtype=torch.float64)
+        encoded = rows.encode_above(
+            values[3 * s : 3 * s + 3], part, payload, at[s : s + 1], thresholds=one, stored=stored
+        )
+        sizes.append(encoded.nbytes)
+    out = torch.empty(6, 4)
+    rows.decode(Encoded(payload, at, torch.cat(sizes)), segments, out)
+    assert torch.equal(out, values)

@@ -128,7 +128,7 @@ def _count_classes(q, base, shift, counts, parts):
     """Set counts [number of classes + 1]; the last one is for indices outside of all classes.
 
     Four histograms are kept, because neighbours are often equal and an increment must not wait
-    for the one before. Args: parts, scratch: of `class_scratch`.
+    for the one before. Args: parts: of `class_scratch`.
     """
     size, last = counts.size, np.uint32(counts.size - 1)
     parts[: 4 * size] = 0

@@ -35,7 +35,6 @@ from trec_qcomm.ops.rans.header import (
 )
 from trec_qcomm.ops.rans.stream import (
     LOWER,
-    SPARE_WORDS,
     fill_decoder_table,
     fill_encoder_table,
     pop_stream,
@@ -52,7 +51,7 @@ def encoder_scratch(max_values):
     """Return the scratch of `encode`, for segments of at most so many indices."""
     most = min(max_values, 2 * 65536 - 1)  # the indices of a stream
     tables = np.empty(257, np.uint64), np.empty((257, 4), np.uint16)
-    words = np.empty(most + SPARE_WORDS, np.uint16)
+    words = np.empty(most, np.uint16)
     return class_scratch(), tables, np.empty(most, np.uint16), words, np.empty(32, np.uint32)
 
 
@@ -142,11 +141,11 @@ def decode(data, q, step, scratch):
     """
     if q.size == 0 or data.size < 4:
         return q.size == 0 and data.size == 0
-    return _open(data, q.size, step, scratch) and _decode_all(data, q, step, scratch)
+    return _open(data, q.size, scratch) and _decode_all(data, q, step, scratch)
 
 
 @_inner
-def _open(data, num_values, step, scratch):
+def _open(data, num_values, scratch):
     """Read what is before the low bits, find the places of the rest, and make the table.
 
     The layout becomes: shift, base, number of classes and of escapes, places of low bits, escapes,

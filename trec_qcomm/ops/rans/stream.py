@@ -15,7 +15,6 @@ from trec_qcomm.jit import inner
 
 LOWER = np.uint64(1 << 15)
 ESCAPED = np.int64(-0x80000000)  # decoded value of the escape symbol, before its low bits
-SPARE_WORDS = 16  # what is written behind the last word
 
 _ZERO, _ONE, _TWO, _FOUR, _SIXTEEN = (np.uint64(n) for n in (0, 1, 2, 4, 16))
 
@@ -114,7 +113,7 @@ def push_stream(q, base, shift, last, tables, log, symbols, words, states):
     Args:    last: the last symbol, which is the escape if there is one.
              tables: inverses and updates of `fill_encoder_table`.
              symbols: uint16 scratch, as many as q.
-             words: uint16, as many as q and SPARE_WORDS; the last word of the stream is first.
+             words: uint16, as many as q; the last word of the stream is first.
              states: [K] uint32, all LOWER; becomes the states to send.
     Returns: the number of words.
     """

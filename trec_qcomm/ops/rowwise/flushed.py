@@ -1,7 +1,8 @@
 """Count the values that rowwise loses beside a far larger value of their row, in numba.
 
-reference.count_flushed defines what counts. Most rows are not looked at, so that counting costs
-next to nothing.
+A value is flushed if it is not 0 and below 1/256 of its row's scale. Flushed values count if there
+are at least 3 in a row, and if they are three quarters of its nonzero values. Most rows are not
+looked at, so that counting costs next to nothing.
 """
 # mypy: ignore-errors
 
@@ -28,7 +29,7 @@ def _looks_flushed(values, at, dim, first, second, inverse):
 
 @inner
 def count_flushed(values, at, dim, first, second, inverse):
-    """Return the number of flushed values of a row, as reference.count_flushed defines it."""
+    """Return the number of flushed values of a row that count."""
     if not _looks_flushed(values, at, dim, first, second, inverse):
         return 0
     num_small, num_other = 0, 0

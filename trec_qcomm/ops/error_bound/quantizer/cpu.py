@@ -206,9 +206,10 @@ def _quantize_contiguous(x, at, first, bound, step, inverse, words, flags, posit
 
 @_inner
 def count_flushed(values, start, stride, dim, num_values, step):
-    """Return the number of flushed values of a segment, as reference.count_flushed defines it.
+    """Return the number of flushed values of a segment: not 0, and below 1/256 of the step.
 
-    It looks at 16 values first, and at all values if these look flushed.
+    They count if there are at least 3, and if they are three quarters of the nonzero values. It
+    looks at 16 values first, and at all values if these look flushed.
     """
     limit = np.float32(np.float32(step) * np.float32(1 / 256)).view(np.int32)
     stride_of_samples = max(num_values // 16, 1) | 1  # odd, so that all columns are seen
