@@ -9,7 +9,7 @@ Learning rates stay for half of the steps and then fall to zero in a line, as in
 gaps.py has the gap at a step, and its slope. Records, resuming and the null run are those of
 trec_qcomm.quality.study, in --out/length.jsonl; --show also draws --out/length.png.
 Other options are those of train.py; the defaults are 2 ranks x 256, and layers of 128 and 128-64,
-which learn these rows as well as those of train.py.
+with which a step takes less than half the time.
 """
 
 from __future__ import annotations
