@@ -94,11 +94,11 @@ def main() -> int:
         whole = folder / "undisturbed", options.pause / 5, "--steps", str(last)
         with Hosts(HOSTS, "none") as hosts, _started(hosts, *whole) as ranks:
             if any(process.wait() for process in ranks):
-                raise SystemExit(f"long: the training without a fault failed; see {whole[0]}")
+                raise SystemExit(f"chaos: the training without a fault failed; see {whole[0]}")
         figures = compare(folder, events)
         records.append(options.folder / "records.jsonl", _record(figures, options, preset))
         verdicts.append(verdict(preset, figures))
-    print(f"long: {'; '.join(verdicts)}")
+    print(f"chaos: {'; '.join(verdicts)}")
     return int(not all(each.endswith(": good") for each in verdicts))
 
 
@@ -162,7 +162,7 @@ def _end(ranks: Ranks, folder: Path, due: str, events: Events) -> None:
     name = due if set(status) == {"end": {130}, "kill": {1}}.get(due) else "failed"
     events.add(name, rank=victim, status=status, ended_after_s=seconds, words=words)
     if len(events.called("failed")) > 3:
-        raise SystemExit(f"long: {folder}: a training fails again and again; see its logs")
+        raise SystemExit(f"chaos: {folder}: a training fails again and again; see its logs")
 
 
 def last_error(text: str) -> str:

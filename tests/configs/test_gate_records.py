@@ -27,17 +27,18 @@ def test_the_page_says_what_passed():
 
 @pytest.mark.parametrize("preset", PASSED)
 def test_the_records_of_a_preset_pass(preset):
+    texts = {}
     for source in JUDGED[f"`{preset}`"]:
-        check(preset, *source.split("/"))
-
-
-def check(preset, file, name):
-    study = [r for r in records.read(RESULTS / f"{file}.jsonl") if r.num_ranks == 4]
-    ours = [r for r in study if r.configuration == name]
-    base = [r for r in study if r.configuration == "fp32"]
-    judged = [judge(ours, base, Rules.from_record(base[-1]), mode) for mode in MODES]
-    assert {verdict.text for verdict in judged if verdict} == {PASS}
-    trained = flat_config(config_from_dict(parse_yaml(ours[0].config, name=name)))
-    shipped = flat_config(load_preset(preset))
-    differing = {key for key in trained | shipped if trained.get(key) != shipped.get(key)}
-    assert {key.partition(".")[0] for key in differing} <= set(NOT_TRAINED)
+        file, name = source.split("/")
+        study = [r for r in records.read(RESULTS / f"{file}.jsonl") if r.num_ranks == 4]
+        ours = [r for r in study if r.configuration == name]
+        base = [r for r in study if r.configuration == "fp32"]
+        rules = Rules.from_record(base[-1])
+        judged = {mode: judge(ours, base, rules, mode) for mode in MODES}
+        texts |= {mode: verdict.text for mode, verdict in judged.items() if verdict}
+        trained = flat_config(config_from_dict(parse_yaml(ours[0].config, name=name)))
+        shipped = flat_config(load_preset(preset))
+        differing = {key for key in trained | shipped if trained.get(key) != shipped.get(key)}
+        assert {key.partition(".")[0] for key in differing} <= set(NOT_TRAINED)
+    assert texts["training"] == PASS
+    assert set(texts.values()) == {PASS}
