@@ -57,7 +57,7 @@ def _case(number: int, generator: torch.Generator) -> bool:
     """Send one message to this rank; return whether it was refused."""
     tables = [f"t{n}" for n in range(len(NUM_ROWS))]
     matrices = {"weights": torch.randn(sum(NUM_ROWS), 4), "sum": torch.rand(sum(NUM_ROWS), 1)}
-    bank = Bank(tables, tables, NUM_ROWS, matrices)
+    bank = Bank(tables, tables, NUM_ROWS, [(0, 0)] * len(tables), matrices)
     group = dist.group.WORLD
     codecs = [[(Rowwise(8), Identity())[number % 2], Identity()]]
     sender = Damaging(Peers(group, group), [bank], codecs, Traffic("sync", tables))

@@ -61,7 +61,7 @@ def sender_named(pg, place):
 
 def replica_named(pg, place, hits_frame):
     """Return the rank that is named when a message of replicas from that place is damaged."""
-    bank = Bank(["a"], ["a"], [4], {"weights": torch.arange(16.0).view(4, 4)})
+    bank = Bank(["a"], ["a"], [4], [(0, 0)], {"weights": torch.arange(16.0).view(4, 4)})
     peers = Peers(pg, pg)
     replicas = messages.RowMessages(peers, [bank], [[Identity()]], Traffic("sync", ["a"]))
     exchange_bytes, start_exchange = replicas._exchange_bytes, messages.start_exchange

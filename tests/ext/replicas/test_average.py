@@ -39,7 +39,11 @@ def replica(codec, optimizer, algorithm, *, num_slots=100) -> Replica:
         tables = [next(names) for _ in num_rows]
         weights = torch.randn(sum(num_rows), dim, generator=generator)
         sums = torch.rand(sum(num_rows), 1, generator=generator)
-        banks.append(Bank(tables, tables, num_rows, {"weights": weights, "sum": sums}))
+        banks.append(
+            Bank(
+                tables, tables, num_rows, [(0, 0)] * len(tables), {"weights": weights, "sum": sums}
+            )
+        )
         pairs = []
         for kind, width in ((codec, dim), (optimizer, 1)):
             exact = kind == Identity()
@@ -151,7 +155,7 @@ def test_a_mean_over_three_replicas_has_the_same_bits_on_a_gpu():
 
 
 def test_residuals_of_two_rows_in_one_slot_do_not_mix():
-    bank = Bank(["a"], ["a"], [10], {"weights": torch.zeros(10, 2)})
+    bank = Bank(["a"], ["a"], [10], [(0, 0)], {"weights": torch.zeros(10, 2)})
     kept = Residuals(bank, 2, 4)
     values = torch.arange(6.0).view(3, 2) + 1
     kept.keep(torch.tensor([1, 5, 6]), values)  # 1 and 5 share a slot

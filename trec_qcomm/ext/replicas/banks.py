@@ -23,6 +23,7 @@ class Bank:
         tables: T names, for statistics; a table may occur twice, with different columns.
         shards: T distinct names, under which state is kept.
         num_rows: T numbers of rows.
+        offsets: T pairs, the row and the column of the whole table where a shard begins.
         matrices: K views [R, D] float32 of the values, by name: first the weights, then the
             optimizer's state of the rows.
     Derived: first: [T + 1] int64 in the memory of the values, the number of each table's first row.
@@ -32,6 +33,7 @@ class Bank:
     tables: Sequence[str]
     shards: Sequence[str]
     num_rows: Sequence[int]
+    offsets: Sequence[tuple[int, int]]
     matrices: Mapping[str, Tensor]
     first: Tensor = field(init=False)
 
@@ -40,7 +42,7 @@ class Bank:
             expected = (sum(self.num_rows), matrix.shape[-1])
             if matrix.dtype != torch.float32 or matrix.shape != expected:
                 raise ValueError(
-                    f"sync: {name} of table {self.tables[0]!r}: expected {list(expected)} float32, "
+                    f"{name} of table {self.tables[0]!r}: expected {list(expected)} float32, "
                     f"got {list(matrix.shape)} {matrix.dtype}"
                 )
         first = exclusive_cumsum(int64_tensor(self.num_rows))

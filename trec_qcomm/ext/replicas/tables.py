@@ -6,7 +6,7 @@ Knows: TorchRec's lookups, FBGEMM's kernels. Does not know: averages, process gr
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from trec_qcomm.integration.compat import (
 )
 from trec_qcomm.integration.compat.private import embedding_kernels, lookups
 
+Purpose = Literal["sync", "delta"]  # of banks, for errors; those of a delta have weights alone
+
 _log = logging.getLogger(__name__)
 _AVERAGED = ("sum", "exp_avg", "exp_avg_sq", "momentum_buffer")  # of a row, float32
 _EQUAL_ANYWAY = ("iter",)  # counts steps
@@ -29,6 +31,7 @@ _MAP_IDS = (  # what their rows stand for differs by replica
     ShardedITEPEmbeddingCollection,
     ShardedManagedCollisionCollection,
 )
+_Shard = tuple[str, str, tuple[int, int]]  # name of its table, its name, and its first row, column
 _DEVICE, _HOST = 0, 3  # fbgemm's EmbeddingLocation: not those whose rows move to a cache and back
 
 
@@ -62,6 +65,7 @@ class _Table:
 
     name: str
     shard: str
+    offsets: tuple[int, int]
     matrices: Mapping[str, Tensor]
 
     def is_behind(self, other: "_Table") -> bool:
@@ -74,18 +78,21 @@ class _Table:
         )
 
 
-def kernels_and_banks(model: nn.Module) -> tuple[list[Kernel], list[Bank]]:
+def kernels_and_banks(
+    model: nn.Module, purpose: Purpose = "sync"
+) -> tuple[list[Kernel], list[Bank]]:
     """Return the kernels of all tables with a fused optimizer, and the banks of their rows.
 
     DATA_PARALLEL tables are left out: their DDP keeps them equal. Both lists are empty if a plan
     gives this rank no table.
 
-    Raises: ValueError: no table on any rank, or a table that cannot be averaged.
+    Args: purpose: use of the banks.
+    Raises: ValueError: no table on any rank, or a table that cannot be averaged or watched.
     """
     kernels: list[Kernel] = []
     banks: list[list[_Table]] = []
-    for module, names in _fused_kernels(model):
-        tables = _tables_of(module, names)
+    for module, names in _fused_kernels(model, purpose):
+        tables = _tables_of(module, names, purpose)
         places: list[Place] = []
         for number, table in enumerate(tables):
             if number == 0 or not table.is_behind(tables[number - 1]):
@@ -96,7 +103,7 @@ def kernels_and_banks(model: nn.Module) -> tuple[list[Kernel], list[Bank]]:
         features = [places[t] for t in module.feature_table_map]
         kernels.append(Kernel(module, features))
     if not kernels and not any(_fused_lookups(module) for module in model.modules()):
-        raise ValueError("sync: the model has no table with a fused optimizer; leave out sync")
+        raise ValueError(f"{purpose}: the model has no table with a fused optimizer; leave it out")
     return kernels, [_bank(tables) for tables in banks]
 
 
@@ -134,7 +141,8 @@ def _bank(tables: Sequence[_Table]) -> Bank:
     for name, matrix in tables[0].matrices.items():
         shape = (sum(num_rows), matrix.shape[1])
         matrices[name] = matrix.as_strided(shape, (matrix.shape[1], 1))
-    return Bank([t.name for t in tables], [t.shard for t in tables], num_rows, matrices)
+    names, shards, offsets = zip(*((t.name, t.shard, t.offsets) for t in tables), strict=True)
+    return Bank(names, shards, num_rows, offsets, matrices)
 
 
 def _fused_lookups(module: nn.Module) -> list[nn.Module]:
@@ -142,48 +150,49 @@ def _fused_lookups(module: nn.Module) -> list[nn.Module]:
     return [one for one in lookups(module) if not isinstance(one, DistributedDataParallel)]
 
 
-def _fused_kernels(model: nn.Module) -> Iterator[tuple[Any, list[tuple[str, str]]]]:
-    """Yield each kernel with the name of each of its tables, and of its shard."""
+def _fused_kernels(model: nn.Module, purpose: Purpose) -> Iterator[tuple[Any, list[_Shard]]]:
+    """Yield each kernel with the shards of its tables."""
     seen: set[int] = set()
     for path, module in model.named_modules():
         if isinstance(module, _MAP_IDS):
             raise ValueError(
-                f"sync: {path}: {type(module).__name__}: managed collision and ITEP modules are "
-                "not supported, as their rows stand for other ids in each replica"
+                f"{purpose}: {path}: {type(module).__name__}: managed collision and ITEP modules "
+                "are not supported, as their rows stand for other ids in each replica, and later"
             )
         for kernel in [k for lookup in _fused_lookups(module) for k in embedding_kernels(lookup)]:
             if id(kernel.emb_module) not in seen:  # modules around a collection share its lookups
-                yield kernel.emb_module, _names_of(kernel, path)
+                yield kernel.emb_module, _names_of(kernel, path, purpose)
                 seen.add(id(kernel.emb_module))
         if isinstance(module, SplitTableBatchedEmbeddingBagsCodegen) and id(module) not in seen:
             numbers = range(len(module.embedding_specs))
-            yield module, [(f"{path}.{t}", f"{path}.{t}") for t in numbers]
+            yield module, [(f"{path}.{t}", f"{path}.{t}", (0, 0)) for t in numbers]
             seen.add(id(module))
 
 
-def _names_of(kernel: Any, path: str) -> list[tuple[str, str]]:
+def _names_of(kernel: Any, path: str, purpose: Purpose) -> list[_Shard]:
     tables = kernel.config.embedding_tables
     if not isinstance(kernel.emb_module, SplitTableBatchedEmbeddingBagsCodegen):
         raise ValueError(
-            f"sync: table {tables[0].name!r}: its kernel is {type(kernel).__name__}; only tables "
-            "with a fused optimizer (compute kernel fused) are synchronised"
+            f"{purpose}: table {tables[0].name!r}: its kernel is {type(kernel).__name__}; allowed: "
+            "tables with a fused optimizer (compute kernel fused)"
         )
     names = []
     for table in tables:
         offsets = [] if table.local_metadata is None else table.local_metadata.shard_offsets
-        names.append((table.name, " ".join(map(str, (f"{path}.{table.name}", *offsets)))))
+        shard = " ".join(map(str, (f"{path}.{table.name}", *offsets)))
+        names.append((table.name, shard, tuple(offsets) or (0, 0)))
     return names
 
 
-def _tables_of(module: Any, names: Sequence[tuple[str, str]]) -> list[_Table]:
-    states = module.get_optimizer_state() or [{} for _ in names]
+def _tables_of(module: Any, names: Sequence[_Shard], purpose: Purpose) -> list[_Table]:
+    states = (purpose == "sync" and module.get_optimizer_state()) or [{} for _ in names]
     placements = module.weights_physical_placements
     tables = []
-    for (name, shard), weights, state, placement in zip(
+    for (name, shard, offsets), weights, state, placement in zip(
         names, module.split_embedding_weights(), states, placements, strict=True
     ):
         if int(placement) not in (_DEVICE, _HOST):
-            raise ValueError(f"sync: table {name!r}: its rows are cached (UVM); allowed: fused")
+            raise ValueError(f"{purpose}: table {name!r}: rows are cached (UVM); allowed: fused")
         unknown = sorted(state.keys() - {*_AVERAGED, *_EQUAL_ANYWAY})
         if unknown:
             raise ValueError(
@@ -197,5 +206,5 @@ def _tables_of(module: Any, names: Sequence[tuple[str, str]]) -> list[_Table]:
             key: m.data.view(len(weights), 1) if m.dim() == 1 else m.data
             for key, m in matrices.items()
         }
-        tables.append(_Table(name, shard, matrices))
+        tables.append(_Table(name, shard, offsets, matrices))
     return tables

@@ -11,22 +11,28 @@ Shapes: F features of a kernel; n ids of a batch.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from trec_qcomm.core.segments import exclusive_cumsum, int64_tensor
-from trec_qcomm.ext.replicas.banks import TouchedRows
 from trec_qcomm.ext.replicas.tables import Kernel
 
 _RowsOfBanks = Sequence[tuple[int, Tensor]]  # number of a bank, and [n] int64 rows
 
 
+class NotedRows(Protocol):
+    """Where rows of a bank are noted."""
+
+    def touch(self, rows: Tensor) -> None:
+        """Note rows, [n] int64, in any order; rows may repeat."""
+
+
 class Watch:
     """Watch over the kernels of a model."""
 
-    def __init__(self, kernels: Sequence[Kernel], touched: Sequence[TouchedRows]) -> None:
+    def __init__(self, kernels: Sequence[Kernel], touched: Sequence[NotedRows]) -> None:
         """Hook the kernels. Args: touched: touched rows of each bank, where rows are noted."""
         self._touched = touched
         self._num_clearings = 0
