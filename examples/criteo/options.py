@@ -34,7 +34,7 @@ _LATER = {"pipeline": "none", "model": "dlrm"}
 _SCALED = ("embedding_dim", "dense_arch", "over_arch")
 _POSITIVE = (
     "rows", "min_count", "hash_buckets", "batch_size", "epochs", "steps", "embedding_dim", "ranks",
-    "ranks_per_node", "checkpoint_every", "log_every", "timeout",
+    "ranks_per_node", "checkpoint_every", "delta_every", "log_every", "timeout",
 )  # fmt: skip
 
 
@@ -202,6 +202,8 @@ def _add_checkpoint_options(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--checkpoint-dir", type=Path, help="a folder that all ranks see")
     add("--checkpoint-every", type=int, metavar="STEPS", help="and at the end")
+    add("--deltas", type=Path, help="a folder for rows that changed, with 8 bits, for servers")
+    add("--delta-every", type=int, default=100, metavar="STEPS", help="default 100")
     add("--resume", action="store_true", help="from the last one in the folder")
     add("--allow-changed-config", action="store_true",
         help="resume with another --config than the checkpoint's")  # fmt: skip

@@ -27,6 +27,7 @@ from torchrec.metrics.ne import compute_logloss, compute_ne, get_ne_states
 from tqdm import tqdm
 from trainer import Trainer
 
+from trec_qcomm import DeltaExport
 from trec_qcomm.lab import records
 from trec_qcomm.lab.records import (
     TRAFFIC_KINDS,
@@ -176,6 +177,14 @@ class Report:
         nbytes = sum(sent.wire_nbytes for sent in (traffic or {}).values())
         told = "-" if traffic is None else f"{nbytes / 1e6:.1f} MB"
         self.bar.set_postfix_str(f"loss {loss:.4f}, sent {told}")
+
+    def add_export(self, export: DeltaExport) -> None:
+        """Write the rows of this rank that changed; rank 0 says how long it took."""
+        begin = time.perf_counter()
+        path = export.write(self.options.deltas)
+        took = f"{path.stat().st_size / 1e3:.1f} KB in {time.perf_counter() - begin:.3f} s"
+        if self.is_writer:
+            self.bar.write(f"{path}: {took}")
 
     def interrupted(self, trainer: Trainer) -> None:
         """Say where a run that was told to stop can be resumed."""

@@ -8,6 +8,7 @@
   python examples/criteo/train.py --config configs/int8.yaml --tensorboard
   python examples/criteo/train.py --config stock --checkpoint-dir ckpt --checkpoint-every 100
   ... the same with --resume, after Ctrl-C
+  python examples/criteo/train.py --config stock --deltas deltas      rows that changed, for servers
   torchrun --nproc-per-node 2 examples/criteo/train.py --config stock
 
 Where RANK and WORLD_SIZE are set (torchrun, or a launcher on several hosts) this process is that
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
 import stock
 import torch
@@ -38,7 +38,7 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.comm import get_local_size
 from trainer import Trainer, choose_pipeline, open_checkpoints
 
-from trec_qcomm import QComm
+from trec_qcomm import DeltaExport, QComm, Rowwise
 
 
 def main() -> int:
@@ -64,6 +64,8 @@ def run(options: argparse.Namespace) -> bool:
     if options.dump_rows is not None:
         check_pooling(dataset.pooling)
     trainer = build_trainer(options, dataset.num_embeddings)
+    if options.deltas is not None:
+        trainer.export = DeltaExport(trainer.dmp, Rowwise(8))
     if options.checkpoint_dir is not None:
         how = {"resume": options.resume, "allow_changed_config": options.allow_changed_config}
         open_checkpoints(trainer, options.checkpoint_dir, identity_of(options), **how)
@@ -98,6 +100,8 @@ def train(
         while trainer.step < num_steps and not stopped:
             trainer.train_next(feed)
             report.add_step(trainer)
+            if trainer.export is not None and trainer.step % options.delta_every == 0:
+                report.add_export(trainer.export)
             stopped = stop is not None and stop.agreed()
             due = options.checkpoint_every and trainer.step % options.checkpoint_every == 0
             if options.checkpoint_dir and (stopped or due or trainer.step == num_steps):
@@ -162,7 +166,10 @@ def shard(options: argparse.Namespace, num_embeddings: list[int], qcomm: QComm |
     device = torch.device(options.device if options.device == "cpu" else f"cuda:{local_rank()}")
     model = build_model(config, num_embeddings)
     pipeline = choose_pipeline(options.pipeline, options.device)
-    arguments = _codec_arguments(qcomm, options.config, config.fused_params)
+    if qcomm is None:
+        arguments = stock.arguments(options.config, config.fused_params)
+    else:
+        arguments = qcomm.dmp_arguments(fused_params=config.fused_params)
     plan, world_size = load_plan(options.plan), dist.get_world_size()
     place = Place(world_size, get_local_size(world_size), device.type)
     if plan.cluster is None:
@@ -174,15 +181,6 @@ def shard(options: argparse.Namespace, num_embeddings: list[int], qcomm: QComm |
     dmp = DistributedModelParallel(module=model, device=device, plan=sharding, **arguments)
     init_embeddings(dmp, config)
     return Trainer(dmp, build_optimizer(dmp, config), device, qcomm, pipeline)
-
-
-def _codec_arguments(
-    qcomm: QComm | None, config: str, fused_params: dict[str, Any]
-) -> dict[str, Any]:
-    """Return all that the plugin changes in a call of DistributedModelParallel."""
-    if qcomm is None:
-        return stock.arguments(config, fused_params)
-    return qcomm.dmp_arguments(fused_params=fused_params)
 
 
 if __name__ == "__main__":

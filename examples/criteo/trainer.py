@@ -26,6 +26,8 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
+from trec_qcomm import DeltaExport
+
 # TorchRec's pipeline reads batches ahead: `sparse_dist` sends the ids of the next batch while this
 # one is trained. Each batch is looked up only after the step before has updated the tables, so
 # losses stay as they are; a resumed training reads again what was read ahead.
@@ -42,6 +44,7 @@ class Trainer:
     Args:
         qcomm: the communication; None is plain TorchRec's.
         pipeline: one of PIPELINES.
+        export: export of changed rows; None: there is none.
     """
 
     dmp: DistributedModelParallel
@@ -49,6 +52,7 @@ class Trainer:
     device: torch.device
     qcomm: Any = None
     pipeline: str = "none"
+    export: DeltaExport | None = None
     step: int = 0  # steps done
     _losses: list[float] = field(default_factory=list)
     _step_s: list[float] = field(default_factory=list)
@@ -131,6 +135,7 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """Return all that a checkpoint holds."""
         state = {"model": self.dmp, "optimizer": self.optimizer, "step": torch.tensor(self.step)}
+        state |= {} if self.export is None else {"delta": self.export}
         return state if self.qcomm is None else state | {"trec_qcomm": self.qcomm}
 
     def save(self, directory: Path) -> None:

@@ -10,19 +10,29 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from torchrec.distributed.types import ShardingPlan
 
 import trec_qcomm
 from tests.commands import run
-from tests.docs.test_training_page import FEATURES, FUSED_PARAMS, Model, batches, losses
+from tests.docs.test_training_page import (
+    DIM,
+    FEATURES,
+    FUSED_PARAMS,
+    NUM_IDS,
+    Model,
+    batches,
+    losses,
+)
 from trec_qcomm import QComm, quality
 from trec_qcomm.config import config_from_dict, parse_yaml
 from trec_qcomm.testing import run_ranks
@@ -48,6 +58,7 @@ LEFT_OUT = {  # (page, beginning of the block or command): why it does not run h
     ("configs/README.md", "sharding: "): "all fields at once, of which some exclude one another",
     (f"{DOCS}/REPLICAS.md", "qcomm = QComm.from_dict("): "tests/ext/replicas trains these lines",
     (f"{DOCS}/GUIDE.md", "pip install"): NETWORK,
+    (f"{DOCS}/DELTAS.md", "python examples"): "minutes; test_criteo_train.py takes 20 steps of it",
     (
         f"{DOCS}/LIBRARIES.md",
         "from library",
@@ -112,6 +123,8 @@ class Reader:
             Model().bags, {f"t_{n}": table_wise(rank=i % 2) for i, n in enumerate(FEATURES)},
             world_size=2, local_size=2, device_type="cpu",
         )  # fmt: skip
+        for table in plan.values():
+            table.compute_kernel = EmbeddingComputeKernel.FUSED.value
         device = torch.device("cpu")
         self.sharded = None
         self.names = {
@@ -124,6 +137,8 @@ class Reader:
             "losses_of": lambda batch: (self.model(batch)[1] - 1).square().flatten().repeat(2),
         }  # fmt: skip
         self.train(2)
+        self.names |= {"model": self.model, "step": 0, "Path": Path}
+        self.names["tables"] = {f"t_{n}": np.zeros((NUM_IDS, DIM), "f4") for n in FEATURES}
 
     def train(self, steps: int = 20) -> None:
         qcomm, names = self.names["qcomm"], self.names
@@ -166,7 +181,7 @@ def on_two_ranks(folder: str) -> int:
 def test_every_block_and_then_every_command_of_the_pages_runs(tmp_path, monkeypatch):
     (tmp_path / "my.yaml").write_text((ROOT / "configs" / "int8.yaml").read_text())
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    assert set(run_ranks(on_two_ranks, 2, str(tmp_path), timeout_s=300)) == {15}
+    assert set(run_ranks(on_two_ranks, 2, str(tmp_path), timeout_s=300)) == {17}
     monkeypatch.chdir(tmp_path)
     study(runnable(f"{DOCS}/QUALITY.md", "python"))
     (tmp_path / "my.yaml").unlink()  # a command writes it

@@ -70,17 +70,24 @@ def last_record(out: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> TrainingRecord:
+def deltas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the rows that changed, of the training in one go and of the resumed one."""
+    return tmp_path_factory.mktemp("deltas")
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory, deltas: Path) -> TrainingRecord:
     """Twenty steps in one go, in an interpreter and ranks of their own."""
-    words = ("--steps", 20, "--log-every", 5)
+    words = ("--steps", 20, "--log-every", 5, "--deltas", deltas / "straight", "--delta-every", 5)
     return train(tmp_path_factory.mktemp("straight"), *words, execute=subprocess.run)
 
 
 @pytest.fixture(scope="module")
-def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingRecord]:
+def half(tmp_path_factory: pytest.TempPathFactory, deltas: Path) -> tuple[Path, TrainingRecord]:
     """Ten steps of the same training, and the folder of their checkpoint."""
     out = tmp_path_factory.mktemp("half")
-    return out, train(out, "--steps", 10, "--checkpoint-dir", out)
+    words = ("--deltas", deltas / "half", "--delta-every", 5)
+    return out, train(out, "--steps", 10, "--checkpoint-dir", out, *words)
 
 
 def test_a_run_records_what_it_did(straight: TrainingRecord) -> None:
@@ -98,14 +105,20 @@ def test_a_run_records_what_it_did(straight: TrainingRecord) -> None:
 
 
 def test_a_resumed_run_repeats_the_losses_bit_for_bit(
-    straight: TrainingRecord, half: tuple[Path, TrainingRecord]
+    straight: TrainingRecord, half: tuple[Path, TrainingRecord], deltas: Path
 ) -> None:
     folder, first = half
-    pipelined = ("--pipeline", "sparse_dist")
-    second = train(folder, "--steps", 20, "--checkpoint-dir", folder, "--resume", *pipelined)
+    words = ("--pipeline", "sparse_dist", "--deltas", deltas / "half", "--delta-every", 5)
+    second = train(folder, "--steps", 20, "--checkpoint-dir", folder, "--resume", *words)
     assert first.losses + second.losses == straight.losses
     assert second.setup["pipeline"] == "sparse_dist"
     assert second.metrics == straight.metrics
+    whole, resumed = (
+        {path.name: path.read_bytes() for path in (deltas / name).iterdir()}
+        for name in ("straight", "half")
+    )
+    assert resumed == whole
+    assert len(whole) == 4 * 2  # exports of two ranks
 
 
 @pytest.mark.slow

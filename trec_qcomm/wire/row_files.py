@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from trec_qcomm.core.errors import CorruptFrameError
-from trec_qcomm.ext.delta.decoders import Array, checksum, decode_ids, decode_rows
+from trec_qcomm.ops.numpy_decoders import Array, checksum, decode_ids, decode_rows
 
 MAGIC, VERSION, HEADER_NBYTES = b"TQDL", 2, 16
 _IDS_MAGIC, _FRAME_MAGIC, _ONE_SEGMENT = b"TQID", b"TQCM", 48

@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from trec_qcomm.codecs import ErrorBounded, Identity
 from trec_qcomm.core.codec import Codec, check_dim, encode_alone
 from trec_qcomm.core.segments import Segments, int64_tensor
-from trec_qcomm.ext.delta.decoders import DECODED
-from trec_qcomm.ext.delta.read import HEADER_NBYTES, MAGIC, VERSION
 from trec_qcomm.ext.replicas.banks import WEIGHTS, Bank
 from trec_qcomm.ext.replicas.tables import kernels_and_banks
 from trec_qcomm.ext.replicas.watch import Watch
 from trec_qcomm.integration.checkpoint import by_short_key, check_names, rank_key
 from trec_qcomm.ops.batch.packed_ids import Bags
+from trec_qcomm.ops.numpy_decoders import DECODED
 from trec_qcomm.wire import frame, id_messages
+from trec_qcomm.wire.row_files import HEADER_NBYTES, MAGIC, VERSION
 
 _VALUES = 1 << 20  # of a frame
 _log = logging.getLogger(__name__)
@@ -200,8 +200,7 @@ class DeltaExport:
 
     def _rows_of(self, bank: Bank, changed: Tensor) -> Iterator[_Rows]:
         matrix, ends = bank.matrices[WEIGHTS], bank.first.tolist()
-        numbers = torch.arange(len(changed), device=changed.device)
-        rows = numbers if self._is_whole else numbers[changed]
+        rows = (changed | self._is_whole).nonzero().view(-1)
         per_table = torch.split(rows, bank.counts(rows).tolist())
         for table, (first_row, first_column) in enumerate(bank.offsets):
             of_table, size = per_table[table], _rows_a_frame(matrix.shape[1])
