@@ -17,7 +17,8 @@ PAGES = (
 )  # fmt: skip
 FOLDERS = (
     ROOT, PACKAGE, PACKAGE / "integration", PACKAGE / "integration" / "embedding",
-    PACKAGE / "ext", PACKAGE / "wire", PACKAGE / "comm" / "rows", ROOT / "configs", ROOT / "configs" / "plans",
+    PACKAGE / "ext", PACKAGE / "wire", PACKAGE / "comm" / "rows", ROOT / "configs",
+    ROOT / "configs" / "plans",
     ROOT / "examples" / "bench", ROOT / "examples" / "criteo",
     ROOT / "examples" / "criteo" / "studies",
     ROOT / "tests" / "integration" / "embedding",

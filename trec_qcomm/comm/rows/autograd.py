@@ -194,8 +194,6 @@ class RowExchange:
             for observer in observers:
                 received = exchange.forward_received if forward else exchange.backward_received
                 observer.after_decoding(self.call, parts, received)
-            for transform in self.transforms:
-                transform.end(direction)
         join(self.device, out)
         self.coded = None
         return out

@@ -125,9 +125,6 @@ class CallTransform:
         """
         return None
 
-    def end(self, direction: str) -> None:
-        """Note that the exchange has ended and that its rows are decoded."""
-
 
 class RowTransform(Protocol):
     """Transform that changes a collective's rows before they are encoded, in training steps."""

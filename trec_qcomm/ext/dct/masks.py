@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.frames.plan import CodecGroup, PlacedFrames
+from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.rows.doors import CallTransform
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
-from trec_qcomm.core.transfer import Download
 from trec_qcomm.ext.buffers import sums_of_rows, unpack_bits
 
 
@@ -33,13 +32,10 @@ class Masks:
     Args:
         bits: [M] uint8, contiguous, in the memory of the rows.
         at: [S] int64 on CPU, >= 0.
-        counts: [S] int64 on CPU, how many columns each segment keeps, over all its rows; None: they
-            are not counted yet.
     """
 
     bits: Tensor
     at: Tensor
-    counts: Tensor | None = None
 
     @classmethod
     def of_all_columns(
@@ -55,8 +51,7 @@ class Masks:
 
     def subset(self, which: Tensor) -> "Masks":
         """Return masks of some segments, in the same memory. Args: which: [T] int64, indices."""
-        counts = None if self.counts is None else self.counts[which]
-        return Masks(self.bits, self.at[which], counts)
+        return Masks(self.bits, self.at[which])
 
 
 def masked_columns(masks: Masks, segments: Segments) -> Tensor:
@@ -115,23 +110,19 @@ class MaskTransform:
 
     def begin(self, name: str, exchange: PlacedExchange, device: torch.device) -> "MaskedCall":
         """Return what keeps the masks of the call that begins."""
-        return MaskedCall(exchange, device)
+        return MaskedCall(device)
 
 
 class MaskedCall(CallTransform):
     """Masks of one call. They live as long as the graph, which may be run backward again.
 
-    Kept columns are counted as soon as forward has noted them. The counts are then on their way to
-    the host, so that nobody waits for later work of a GPU.
-
-    Args: exchange: the call's frames.  device: device of the rows.
+    Args: device: device of the rows.
     """
 
     _masks: tuple[Masks, Masks]  # of what is sent forward, and received
-    _counts: Download
 
-    def __init__(self, exchange: PlacedExchange, device: torch.device) -> None:
-        self._exchange, self._device = exchange, device
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
     def frames(
         self, direction: str, sent: PlacedFrames, received: PlacedFrames
@@ -140,33 +131,5 @@ class MaskedCall(CallTransform):
         if direction == "forward":
             self._masks = new_masks(sent, self._device), new_masks(received, self._device)
             return with_masks(sent, self._masks[0]), with_masks(received, self._masks[1])
-        owned, sampled = self._counted()
+        owned, sampled = self._masks
         return with_masks(sent, sampled), with_masks(received, owned)
-
-    def end(self, direction: str) -> None:
-        """Begin to count the kept columns, once forward has noted them."""
-        if direction == "forward":
-            counts = [
-                num_masked(self._masks[side].subset(group.members), group.segments)
-                for side, group in self._readers()
-            ]
-            self._counts = Download(torch.cat(counts))
-
-    def _readers(self) -> list[tuple[int, CodecGroup]]:
-        """Return the groups of backward that read masks, each with the number of these masks."""
-        sides = self._exchange.backward_received, self._exchange.backward_sent
-        return [
-            (side, group)
-            for side, frames in enumerate(sides)
-            for group in frames.groups
-            if group.codec.follows_forward
-        ]
-
-    def _counted(self) -> list[Masks]:
-        """Return the masks with their counts; 0 where no codec reads them."""
-        readers, counts = self._readers(), [torch.zeros_like(masks.at) for masks in self._masks]
-        parts = torch.split(self._counts.wait(), [len(group.members) for _, group in readers])
-        for (side, group), part in zip(readers, parts, strict=True):
-            counts[side][group.members] = part
-        pairs = zip(self._masks, counts, strict=True)
-        return [replace(masks, counts=of_side) for masks, of_side in pairs]

@@ -72,11 +72,11 @@ def max_nbytes(segments: Segments, stored: ValueFormat) -> Tensor:
 def masked_nbytes(segments: Segments, stored: ValueFormat) -> Tensor:
     """Return [S] int64, the exact size in bytes of the columns that each segment's masks keep.
 
-    Without masks it is the size of all columns. Waits for a GPU if `Masks.counts` is None.
+    Without masks it is the size of all columns. Waits for a GPU.
     """
     num_kept = segments.num_rows * segments.dim
     if isinstance(segments.notes, Masks):
-        num_kept = _num_kept(segments.notes, segments)
+        num_kept = download(num_masked(segments.notes, segments))
     return aligned(MASKED_HEADER_NBYTES + num_kept * NBYTES[kind_of(stored)])
 
 
@@ -265,11 +265,8 @@ def _masked(segments: Segments) -> tuple[Tensor, Tensor]:
     """Return [R, D] bool, the columns that masks name, and [S] int64 on CPU, how many."""
     if not isinstance(segments.notes, Masks):
         raise ValueError("masks: there are none; take forward_mask for backward of topk only")
-    return masked_columns(segments.notes, segments), _num_kept(segments.notes, segments)
-
-
-def _num_kept(masks: Masks, segments: Segments) -> Tensor:
-    return download(num_masked(masks, segments)) if masks.counts is None else masks.counts
+    keep = masked_columns(segments.notes, segments)
+    return keep, download(sums_of_rows(segments, keep.sum(1)))
 
 
 def _note(keep: Tensor, segments: Segments) -> None:
