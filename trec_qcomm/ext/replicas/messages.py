@@ -202,8 +202,7 @@ class RowMessages:
         segment = segment.repeat_interleave(counts, output_size=n)
         bad[1:] |= (ids[1:] <= ids[:-1]) & (segment[1:] == segment[:-1])
         if bool(bad.any()):
-            number = int(segment[bad][0])
-            rank, table = divmod(number, lengths.shape[1])
+            rank, table = divmod(int(segment[bad][0]), lengths.shape[1])
             raise CorruptFrameError(
                 "row numbers that the table does not have, or that do not ascend",
                 rank=self._peers.ranks[rank],
