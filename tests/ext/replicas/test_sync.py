@@ -1,6 +1,7 @@
 """Replicas of TorchRec's 2D parallelism, averaged by touched rows: 2 groups x 2 ranks on gloo."""
 
 import copy
+import functools
 import logging
 from types import SimpleNamespace
 
@@ -44,6 +45,7 @@ def equals_stock(_folder):
     dmp = collection(qcomm)
     sync, stock, equal = qcomm.sync(dmp), stock_hook(dmp), []
 
+    @functools.wraps(sync.hook)
     def hook(*arguments):  # from TorchRec 1.9 on after a process group
         tensors = arguments[-1]
         sync.hook(*arguments)

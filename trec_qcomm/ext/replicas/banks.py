@@ -53,9 +53,19 @@ class Bank:
         """Number of values of a row, for each matrix."""
         return [matrix.shape[1] for matrix in self.matrices.values()]
 
+    def resident(self) -> Mapping[str, Tensor]:
+        """Return the matrices. Raises ValueError: the memory of one is freed, as it is stashed."""
+        for name, matrix in self.matrices.items():
+            if matrix.numel() and not matrix.untyped_storage().size():
+                raise ValueError(
+                    f"sync: {name} of table {self.tables[0]!r} is stashed; call "
+                    "MemoryStashingManager's restore_embedding_weights and restore_optimizer_state"
+                )
+        return self.matrices
+
     def take(self, rows: Tensor) -> list[Tensor]:
         """Return [n, D] of each matrix. Args: rows: [n] int64."""
-        return [matrix.index_select(0, rows) for matrix in self.matrices.values()]
+        return [matrix.index_select(0, rows) for matrix in self.resident().values()]
 
     def counts(self, rows: Tensor) -> Tensor:
         """Return [T] int64, how many rows each table has. Args: rows: [n] int64, ascending."""

@@ -4,6 +4,7 @@ Knows: models, configs, process groups, DMPCollection's hook. Does not know: how
 """
 
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ from trec_qcomm.ext.replicas.tables import kernels_and_banks
 from trec_qcomm.ext.replicas.watch import Watch
 from trec_qcomm.ext.replicas.whole import average_whole
 from trec_qcomm.integration.agreement import check_equal
-from trec_qcomm.integration.compat.private import uses_sharded_relay
+from trec_qcomm.integration.compat.private import all_reduce_hook, option_past_hook
 
 
 class ReplicaSync:
@@ -63,15 +64,16 @@ class ReplicaSync:
 
         Args: pg: the replicas of this rank's shards.  is_exact: function that returns whether to
             send exact values now.
-        Raises: ValueError: the config has no `sync`, a group of one rank, sharded relay, tables
-            that cannot be averaged, or replicas whose configs or tables differ.
+        Raises: ValueError: the config has no `sync`, a group of one rank, an option of
+            DMPCollection with which it averages by itself, tables that cannot be averaged, or
+            replicas whose configs or tables differ.
         """
         if not isinstance(config.sync, SyncRule):
             raise ValueError(f"{config.source}: sync: missing; add it, such as {{codec: identity}}")
         if pg.size() < 2:
             raise ValueError("sync: the replica group has one rank; leave out sync or add replicas")
-        if uses_sharded_relay(model):
-            raise ValueError("sync: use_sharded_relay of DMPCollection calls no hook; leave it out")
+        if option := option_past_hook(model):
+            raise ValueError(f"sync: {option} of DMPCollection averages past sync; leave it out")
         self.rule, self._config, self._is_exact = config.sync, config, is_exact
         kernels, self._banks = kernels_and_banks(model)
         self._peers = Peers(pg, host_group(pg))
@@ -81,6 +83,8 @@ class ReplicaSync:
         self._coded, self._exact = self._average(self.rule), self._average(SyncRule())
         self._touched = [TouchedRows(bank) for bank in self._banks]
         self._watch = Watch(kernels, self._touched)
+        if hasattr(model, "set_all_reduce_hook"):
+            self._watch.handles.append(model.register_forward_pre_hook(self._check_hook))
         self._state = SyncState(self._peers, self._banks, self._touched, self._residuals())
         self._awaits_optimizer = False
         self.num_calls = 0  # of `average` and of `step`
@@ -125,9 +129,16 @@ class ReplicaSync:
         ):
             self._awaits_optimizer = False
         else:
+            raise ValueError("sync: not the tables it watches; make it after DMPCollection")
+
+    def _check_hook(self, model: nn.Module, _args: Any) -> None:
+        """Raise ValueError if a DMPCollection has another hook, which would pass this sync by."""
+        hook = inspect.unwrap(all_reduce_hook(model) or self.hook)
+        if hook != self.hook:
             raise ValueError(
-                "sync: called with tensors that are not the tables it watches: make it after "
-                "DMPCollection; submodule_configs and FULLY_SHARDED are not supported"
+                f"sync: {getattr(hook, '__qualname__', hook)} is in place of sync.hook; call "
+                "set_all_reduce_hook(sync.hook) last, after a pipeline with async_two_dim_sparse_"
+                "parallelism_sync is made; put functools.wraps(sync.hook) on a function around it"
             )
 
     def step(self) -> None:
@@ -165,7 +176,7 @@ class ReplicaSync:
         tensors = [
             table
             for bank in self._banks
-            for matrix in bank.matrices.values()
+            for matrix in bank.resident().values()
             for table in torch.split(matrix, list(bank.num_rows))
         ]
         average_whole(self._peers, tensors)
@@ -199,8 +210,7 @@ class ReplicaSync:
 
         Replicas are equal directly after an average, and at no other time.
         """
-        ours = self._state.digests()
-        check_equal(self._peers.pg, ours, "sync: replicas differ")
+        check_equal(self._peers.pg, self._state.digests(), "sync: replicas differ")
 
     def stop(self) -> None:
         """Stop watching the kernels."""
@@ -256,11 +266,9 @@ def _state(rule: SyncRule, bank: Bank, dim: int, codec: Codec, algorithm: Algori
     is_exact = codec.contract is Contract.EXACT
     if is_exact or not rule.feedback_rows:
         return MatrixState(is_exact)
-    sent = Residuals(bank, dim, rule.feedback_rows)
-    two_shot = algorithm == "two_shot"
-    return MatrixState(
-        is_exact, sent, Residuals(bank, dim, rule.feedback_rows) if two_shot else None
-    )
+    num_places = 2 if algorithm == "two_shot" else 1  # that encode
+    kept = (Residuals(bank, dim, rule.feedback_rows) for _ in range(num_places))
+    return MatrixState(is_exact, *kept)
 
 
 def _description(config: Config, banks: Sequence[Bank]) -> dict[str, str]:
@@ -274,19 +282,8 @@ def _description(config: Config, banks: Sequence[Bank]) -> dict[str, str]:
     return flat_config(config) | shapes
 
 
-def _memory(tensors: Any) -> set[tuple[int, int]]:
-    """Return the values that tensors hold, as ranges of memory that do not touch one another."""
-    ranges = sorted(
-        {
-            (tensor.data_ptr(), tensor.data_ptr() + 4 * tensor.numel())
-            for tensor in tensors
-            if tensor.numel()
-        }
-    )
-    joined: list[tuple[int, int]] = []
-    for begin, end in ranges:
-        if joined and joined[-1][1] == begin:
-            joined[-1] = joined[-1][0], end
-        else:
-            joined.append((begin, end))
-    return set(joined)
+def _memory(tensors: Any) -> tuple[set[int], set[int]]:
+    """Return where the memory of tensors begins and ends, without borders between neighbours."""
+    ranges = [(t.data_ptr(), t.data_ptr() + 4 * t.numel()) for t in tensors if t.numel()]
+    begins, ends = {begin for begin, _ in ranges}, {end for _, end in ranges}
+    return begins - ends, ends - begins

@@ -66,7 +66,7 @@ class SyncState:
         by_name = {}
         for bank, touched in zip(self._banks, self._touched, strict=True):
             rows, bases = touched.collect()
-            for (name, matrix), base in zip(bank.matrices.items(), bases, strict=True):
+            for (name, matrix), base in zip(bank.resident().items(), bases, strict=True):
                 with _rows_as(matrix, rows, base) if before else nullcontext():
                     of_tables = digests(torch.split(matrix, list(bank.num_rows)))
                 for shard, digest in zip(bank.shards, of_tables, strict=True):

@@ -30,17 +30,17 @@ class NotedRows(Protocol):
 
 
 class Watch:
-    """Watch over the kernels of a model."""
+    """Watch over the kernels of a model. handles: hooks that `stop` removes."""
 
     def __init__(self, kernels: Sequence[Kernel], touched: Sequence[NotedRows]) -> None:
         """Hook the kernels. Args: touched: touched rows of each bank, where rows are noted."""
         self._touched = touched
         self._num_clearings = 0
-        self._handles = []
+        self.handles = []
         for kernel in kernels:
             see = partial(self._see, _Rows(kernel))
             handle = kernel.module.register_forward_hook(see, with_kwargs=True)
-            self._handles.append(handle)
+            self.handles.append(handle)
 
     def _see(
         self, rows_of: Callable[..., Any], _module: Any, args: Any, options: Any, output: Any
@@ -70,7 +70,7 @@ class Watch:
 
     def stop(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
+        for handle in self.handles:
             handle.remove()
 
 

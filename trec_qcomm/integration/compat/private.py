@@ -180,9 +180,28 @@ def dense_module(dmp: Any) -> nn.Module:
     return module
 
 
-def uses_sharded_relay(dmp: Any) -> bool:
-    """Return whether a DMPCollection averages by relay, past its hook. TorchRec 1.9 and later."""
-    return bool(getattr(dmp, "_use_sharded_relay", False))
+def option_past_hook(dmp: Any) -> str | None:
+    """Return the option with which a DMPCollection averages tables past its hook; None: no such.
+
+    With `submodule_configs` it calls the hook, but for each group of replicas with other tables.
+    """
+    contexts = getattr(dmp, "_ctxs", ())
+    options = {
+        "use_sharded_relay": getattr(dmp, "_use_sharded_relay", False),
+        "sharding_strategy FULLY_SHARDED": any(
+            context.sharding_strategy.name == "FULLY_SHARDED" for context in contexts
+        ),
+        "submodule_configs": len(contexts) > 1,
+    }
+    return next((name for name, is_used in options.items() if is_used), None)
+
+
+def all_reduce_hook(dmp: Any) -> Callable[..., Any] | None:
+    """Return the function that a DMPCollection calls in place of its all-reduce, if there is one.
+
+    TorchRec has a second attribute for it from 1.9 on, which wins.
+    """
+    return getattr(dmp, "_all_reduce_hook", None) or getattr(dmp, "_custom_all_reduce", None)
 
 
 # Sharders and the planner
