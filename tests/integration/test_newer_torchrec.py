@@ -212,7 +212,7 @@ def test_stashed_tables_are_refused_and_restored_ones_averaged(num_before):
     for messages, is_equal in PlayedRanks(2).run(lambda: stashed(num_before)):
         names = ["weights", "sum"] if not num_before else ["weights"] * 2 + ["sum"] * 2
         for name, message in zip(names, messages, strict=True):
-            assert message.startswith(f"sync: {name} of table '.0' is stashed; call Memory")
+            assert message.startswith(f"{name} of table '.0' is stashed; call Memory")
         assert is_equal
 
 

@@ -199,7 +199,7 @@ class DeltaExport:
                 number += 1
 
     def _rows_of(self, bank: Bank, changed: Tensor) -> Iterator[_Rows]:
-        matrix, ends = bank.matrices[WEIGHTS], bank.first.tolist()
+        matrix, ends = bank.resident()[WEIGHTS], bank.first.tolist()
         rows = (changed | self._is_whole).nonzero().view(-1)
         per_table = torch.split(rows, bank.counts(rows).tolist())
         for table, (first_row, first_column) in enumerate(bank.offsets):

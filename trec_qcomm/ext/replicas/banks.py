@@ -58,7 +58,7 @@ class Bank:
         for name, matrix in self.matrices.items():
             if matrix.numel() and not matrix.untyped_storage().size():
                 raise ValueError(
-                    f"sync: {name} of table {self.tables[0]!r} is stashed; call "
+                    f"{name} of table {self.tables[0]!r} is stashed; call "
                     "MemoryStashingManager's restore_embedding_weights and restore_optimizer_state"
                 )
         return self.matrices
