@@ -12,7 +12,7 @@ from trec_qcomm.comm.frames.coding import encode_frames
 from trec_qcomm.comm.frames.decoding import decode_frames
 from trec_qcomm.comm.rows.layout import FeatureShard, Layout, packed
 from trec_qcomm.core.counters import Traffic
-from trec_qcomm.ops.float6 import cpu
+from trec_qcomm.ops.minifloat import cpu
 
 BLOCKS = 16  # values a row, see tests.comm.dense.reductions
 

@@ -5,7 +5,7 @@ Codecs of extensions (ext) are imported when a config or a frame names them (cor
 
 from trec_qcomm.codecs.cast import Cast, Identity
 from trec_qcomm.codecs.error_bounded import ErrorBounded
-from trec_qcomm.codecs.float6 import Float6
+from trec_qcomm.codecs.minifloat import Float6
 from trec_qcomm.codecs.rowwise import Rowwise
 
 __all__ = [

@@ -1,6 +1,6 @@
-"""Floats of 6 bits and one exponent a row, in plain torch: the definition, written to be read.
+"""Floats of 6 or 8 bits and one exponent a row, in plain torch: the definition, to be read.
 
-A code of 6 bits is a sign, E exponent bits f and M = 5 - E mantissa bits k. For a row x, 2^e is the
+A code is a sign, E exponent bits f and M = bits - 1 - E mantissa bits k. For a row x, 2^e is the
 smallest power of two above max|x| (-126 <= e <= 128). With F = 2^E - 1, a code means
     f > 0: (1 + k 2^-M) 2^(e - F + f)        f = 0: k 2^(e - F + 1 - M)
 The largest code in use, f = F and k = 0, is 2^e itself; values just below 2^e are rounded to it.
@@ -18,13 +18,12 @@ from trec_qcomm.ops.rowwise.reference import dither
 
 MIN_EXPONENT, MAX_EXPONENT = -126, 128
 BIAS = 127  # e + BIAS is the byte of a row, 1..255
-SIGN = 32  # the bit of a code
 _FLT_MAX = torch.finfo(torch.float32).max
 
 
-def parameters(exponent_bits: int) -> tuple[int, int]:
-    """Return M and F."""
-    return 5 - exponent_bits, 2**exponent_bits - 1
+def parameters(bits: int, exponent_bits: int) -> tuple[int, int, int]:
+    """Return M, F and the sign's bit of a code."""
+    return bits - 1 - exponent_bits, 2**exponent_bits - 1, 1 << (bits - 1)
 
 
 def exponents(x: Tensor) -> Tensor:
@@ -50,7 +49,7 @@ def times_power_of_two(x: Tensor, k: Tensor) -> Tensor:
     return torch.where(k < 0, x * rest * main, x * main * rest)
 
 
-def quantize(y: Tensor, *, exponent_bits: int, u: Tensor | float) -> Tensor:
+def quantize(y: Tensor, *, bits: int, exponent_bits: int, u: Tensor | float) -> Tensor:
     """Quantize y, whose finite values are below 1 in magnitude, to [n, D] uint8 codes.
 
     A step is 2^-M times the power of two below |y|; below the normal numbers it is the step of f =
@@ -59,7 +58,7 @@ def quantize(y: Tensor, *, exponent_bits: int, u: Tensor | float) -> Tensor:
 
     Args: y: [n, D] float32.  u: 1/2 for nearest, or [n, D] in [0, 1) for stochastic rounding.
     """
-    mantissa_bits, top = parameters(exponent_bits)
+    mantissa_bits, top, sign = parameters(bits, exponent_bits)
     finite = y.isfinite()
     magnitude = torch.where(finite, y, 0).abs()
     below = torch.frexp(magnitude)[1] - 1  # 2^below <= |y|
@@ -67,20 +66,20 @@ def quantize(y: Tensor, *, exponent_bits: int, u: Tensor | float) -> Tensor:
     t = magnitude * power_of_two(mantissa_bits + top - f)
     code = ((f - 1) << mantissa_bits) + (t + u).to(torch.int32)  # a step past f is in f + 1
     code = torch.where(finite, code, (top << mantissa_bits) + 1)
-    signed = torch.where((y < 0) & (code > 0), code + SIGN, code)
-    return torch.where(y.isnan(), SIGN, signed).to(torch.uint8)
+    signed = torch.where((y < 0) & (code > 0), code + sign, code)
+    return torch.where(y.isnan(), sign, signed).to(torch.uint8)
 
 
-def dequantize(q: Tensor, *, exponent_bits: int) -> Tensor:
+def dequantize(q: Tensor, *, bits: int, exponent_bits: int) -> Tensor:
     """Return the values of [n, D] uint8 codes as float32: within +-1, or inf, or NaN."""
-    mantissa_bits, top = parameters(exponent_bits)
-    code = q.to(torch.int32) & (SIGN - 1)
+    mantissa_bits, top, sign = parameters(bits, exponent_bits)
+    code = q.to(torch.int32) & (sign - 1)
     f = code >> mantissa_bits
     k = code - (f << mantissa_bits) + torch.where(f > 0, 1 << mantissa_bits, 0)
     y = k * power_of_two(f.clamp(min=1) - top - mantissa_bits)
     largest = top << mantissa_bits
     y = torch.where(code == largest + 1, math.inf, y)
-    negative = q >= SIGN
+    negative = q >= sign
     is_nan = (code > largest + 1) | (negative & (code == 0))
     return torch.where(is_nan, math.nan, torch.where(negative, -y, y))
 
@@ -91,6 +90,7 @@ def encode(
     payload: Tensor,
     at: Tensor,
     *,
+    bits: int,
     exponent_bits: int,
     stochastic: bool,
     seed: int,
@@ -104,26 +104,28 @@ def encode(
             u = dither(seed, first, x.numel()).view(x.shape)
         e = exponents(x)
         y = times_power_of_two(x, -e[:, None])
-        q = quantize(y, exponent_bits=exponent_bits, u=u)
-        data = torch.cat([(e + BIAS).to(torch.uint8), to_bytes(q, 6).flatten()])
+        q = quantize(y, bits=bits, exponent_bits=exponent_bits, u=u)
+        data = torch.cat([(e + BIAS).to(torch.uint8), to_bytes(q, bits).flatten()])
         end = int(aligned(torch.tensor(data.numel())))
         payload[int(at[s]) :][:end] = 0
         payload[int(at[s]) :][: data.numel()] = data
     return -1, None
 
 
-def decode(encoded: Encoded, segments: Segments, out: Tensor, *, exponent_bits: int) -> int:
+def decode(
+    encoded: Encoded, segments: Segments, out: Tensor, *, bits: int, exponent_bits: int
+) -> int:
     """Write the rows; return the first segment with an exponent byte of 0, or -1."""
     for s in range(segments.num_segments):
         n, dim = int(segments.num_rows[s]), segments.dim
-        width = (6 * dim + 7) // 8
+        width = (bits * dim + 7) // 8
         data = encoded.payload[int(encoded.at[s]) :][: n * (1 + width)]
         if bool((data[:n] == 0).any()):
             return s
         e = data[:n, None].to(torch.int32) - BIAS
-        q = from_bytes(data[n:].view(n, width), 6, dim).to(torch.uint8)
-        y = dequantize(q, exponent_bits=exponent_bits)
+        q = from_bytes(data[n:].view(n, width), bits, dim).to(torch.uint8)
+        y = dequantize(q, bits=bits, exponent_bits=exponent_bits)
         x = times_power_of_two(y, e)
-        beyond = x.isinf() & y.isfinite()  # 2^128, to which a value was rounded up to
+        beyond = x.isinf() & y.isfinite()  # 2^128, to which a value was rounded up
         segments.block(out, s).copy_(torch.where(beyond, x.sign() * _FLT_MAX, x))
     return -1

@@ -1,7 +1,7 @@
-"""Floats of 6 bits and one exponent a row, in Triton. Same bytes as reference.py.
+"""Floats of 6 or 8 bits and one exponent a row, in Triton. Same bytes as reference.py.
 
 Encoding is one launch, and so is decoding. A program takes BLOCK_ROWS whole rows of one segment.
-Four codes are 3 bytes. Each lane stores and loads one byte, so alignment does not matter.
+Four codes of 6 bits are 3 bytes. Each lane stores and loads one byte, so alignment does not matter.
 """
 
 import torch
@@ -17,7 +17,6 @@ from trec_qcomm.ops.rowwise.gpu import dither, factors_of, halves_of
 _INF = tl.constexpr(0x7F800000)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _FLT_MAX = tl.constexpr(3.4028234663852886e38)
-_SIGN = tl.constexpr(32)
 
 
 def encode(
@@ -26,6 +25,7 @@ def encode(
     payload: Tensor,
     at: Tensor,
     *,
+    bits: int,
     exponent_bits: int,
     stochastic: bool,
     seed: int,
@@ -34,16 +34,19 @@ def encode(
     blocks = RowBlocks.from_segments(segments, at, values.device)
     blocks.launch(
         _encode, values.detach().view(torch.int32), payload, blocks.numbers, *halves_of(seed),
-        EXPONENT_BITS=exponent_bits, STOCHASTIC=stochastic,
+        BITS=bits, EXPONENT_BITS=exponent_bits, STOCHASTIC=stochastic,
     )  # fmt: skip
     return -1, None
 
 
-def decode(encoded: Encoded, segments: Segments, out: Tensor, *, exponent_bits: int) -> Tensor:
+def decode(
+    encoded: Encoded, segments: Segments, out: Tensor, *, bits: int, exponent_bits: int
+) -> Tensor:
     """Write the rows; return [1] int32, the first segment with an exponent byte of 0, or -1."""
     blocks = RowBlocks.from_segments(segments, encoded.at, out.device)
     wrong = no_segment(out.device)
-    blocks.launch(_decode, encoded.payload, out, wrong, EXPONENT_BITS=exponent_bits)
+    options = {"BITS": bits, "EXPONENT_BITS": exponent_bits}
+    blocks.launch(_decode, encoded.payload, out, wrong, **options)
     return wrong
 
 
@@ -60,14 +63,15 @@ def _places(width, live, j, BLOCK_ROWS: tl.constexpr):
 def _encode(
     values, payload, numbers, seed_low, seed_high,
     first, offsets, start, stride, at, num_segments, dim,
-    EXPONENT_BITS: tl.constexpr, STOCHASTIC: tl.constexpr, STEPS: tl.constexpr,
+    BITS: tl.constexpr, EXPONENT_BITS: tl.constexpr, STOCHASTIC: tl.constexpr, STEPS: tl.constexpr,
     VECTOR: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
     """Write the exponents and codes of the rows, and zeros after a segment's last row.
 
     The names are those of reference.quantize. values: bits of float32.
     """
-    M: tl.constexpr = 5 - EXPONENT_BITS
+    SIGN: tl.constexpr = 1 << (BITS - 1)
+    M: tl.constexpr = BITS - 1 - EXPONENT_BITS
     TOP: tl.constexpr = (1 << EXPONENT_BITS) - 1
     segment, n, i, begin, live, away = rows_of_program(
         first, offsets, start, stride, num_segments, STEPS, VECTOR, WIDE, BLOCK_ROWS
@@ -90,22 +94,26 @@ def _encode(
         u = 0.5
     code = ((f - 1) << M) + (y * power_of_two(M + TOP - f) + u).to(tl.int32)
     code = tl.where(finite, code, (TOP << M) + 1)
-    code = tl.where((bits < 0) & (code > 0), code | _SIGN, code)
-    code = tl.where((bits & _MAGNITUDE) > _INF, _SIGN, code)
+    code = tl.where((bits < 0) & (code > 0), code | SIGN, code)
+    code = tl.where((bits & _MAGNITUDE) > _INF, SIGN, code)
     code = tl.where(mask, code, 0)
 
-    width, exponents = (6 * dim + 7) // 8, payload + tl.load(at + segment)
+    width, exponents = (BITS * dim + 7) // 8, payload + tl.load(at + segment)
     tl.store(exponents + i + tl.arange(0, BLOCK_ROWS), (e + 127).to(tl.uint8), mask=live)
-    WORDS: tl.constexpr = (BLOCK_DIM + 3) // 4
-    if BLOCK_DIM >= 4:
-        parts = tl.reshape(code, (BLOCK_ROWS, WORDS, 4)) << (tl.arange(0, 4) * 6)[None, None, :]
-        word = tl.sum(parts, 2)
-    else:
-        word = tl.sum(code << (d * 6)[None, :], 1)[:, None]
     to = exponents + n + i * width
-    for t in tl.static_range(3):
-        place, there = _places(width, live, 3 * tl.arange(0, WORDS) + t, BLOCK_ROWS)
-        tl.store(to + place, (word >> (8 * t)).to(tl.uint8), there)
+    if BITS == 8:
+        place, there = _places(width, live, d, BLOCK_ROWS)
+        tl.store(to + place, code.to(tl.uint8), there)
+    else:
+        WORDS: tl.constexpr = (BLOCK_DIM + 3) // 4
+        if BLOCK_DIM >= 4:
+            parts = tl.reshape(code, (BLOCK_ROWS, WORDS, 4)) << (tl.arange(0, 4) * 6)[None, None, :]
+            word = tl.sum(parts, 2)
+        else:
+            word = tl.sum(code << (d * 6)[None, :], 1)[:, None]
+        for t in tl.static_range(3):
+            place, there = _places(width, live, 3 * tl.arange(0, WORDS) + t, BLOCK_ROWS)
+            tl.store(to + place, (word >> (8 * t)).to(tl.uint8), there)
     if i == 0:
         store_zeros(payload, tl.load(at + segment) + n * (1 + width))
 
@@ -113,39 +121,44 @@ def _encode(
 @triton.jit
 def _decode(
     payload, out, first_bad, first, offsets, start, stride, at, num_segments, dim,
-    EXPONENT_BITS: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    BITS: tl.constexpr, EXPONENT_BITS: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
     """Write the rows. A row with a bad exponent becomes anything."""
-    M: tl.constexpr = 5 - EXPONENT_BITS
+    SIGN: tl.constexpr = 1 << (BITS - 1)
+    M: tl.constexpr = BITS - 1 - EXPONENT_BITS
     TOP: tl.constexpr = (1 << EXPONENT_BITS) - 1
     LARGEST: tl.constexpr = TOP << M
     segment, n, i, begin, live, away = rows_of_program(
         first, offsets, start, stride, num_segments, STEPS, VECTOR, WIDE, BLOCK_ROWS
     )
-    width, exponents = (6 * dim + 7) // 8, payload + tl.load(at + segment)
+    width, exponents = (BITS * dim + 7) // 8, payload + tl.load(at + segment)
     byte = tl.load(exponents + i + tl.arange(0, BLOCK_ROWS), mask=live, other=1).to(tl.int32)
     note_segment(first_bad, tl.min(byte, 0) == 0, segment)
     e = tl.maximum(byte - 127, -126)
 
-    WORDS: tl.constexpr = (BLOCK_DIM + 3) // 4
-    source, word = exponents + n + i * width, tl.zeros([BLOCK_ROWS, WORDS], tl.int32)
-    for t in tl.static_range(3):
-        place, there = _places(width, live, 3 * tl.arange(0, WORDS) + t, BLOCK_ROWS)
-        word |= tl.load(source + place, mask=there, other=0).to(tl.int32) << (8 * t)
-    PER: tl.constexpr = 4 if BLOCK_DIM >= 4 else BLOCK_DIM
-    parts = word[:, :, None] >> (tl.arange(0, PER) * 6)[None, None, :]
-    q = tl.reshape(parts, (BLOCK_ROWS, BLOCK_DIM)) & 63
+    source, d = exponents + n + i * width, tl.arange(0, BLOCK_DIM)
+    if BITS == 8:
+        place, there = _places(width, live, d, BLOCK_ROWS)
+        q = tl.load(source + place, mask=there, other=0).to(tl.int32)
+    else:
+        WORDS: tl.constexpr = (BLOCK_DIM + 3) // 4
+        word = tl.zeros([BLOCK_ROWS, WORDS], tl.int32)
+        for t in tl.static_range(3):
+            place, there = _places(width, live, 3 * tl.arange(0, WORDS) + t, BLOCK_ROWS)
+            word |= tl.load(source + place, mask=there, other=0).to(tl.int32) << (8 * t)
+        PER: tl.constexpr = 4 if BLOCK_DIM >= 4 else BLOCK_DIM
+        parts = word[:, :, None] >> (tl.arange(0, PER) * 6)[None, None, :]
+        q = tl.reshape(parts, (BLOCK_ROWS, BLOCK_DIM)) & 63
 
-    code = q & (_SIGN - 1)
+    code = q & (SIGN - 1)
     f = code >> M
     k = code - (f << M) + tl.where(f > 0, 1 << M, 0)
     y = k.to(tl.float32) * power_of_two(tl.maximum(f, 1) - TOP - M)
     near, far = factors_of(e)
     x = tl.minimum(y * near[:, None] * far[:, None], _FLT_MAX)  # y may be 2^128, rounded up
     x = tl.where(code == LARGEST + 1, float("inf"), x)
-    x = tl.where(q >= _SIGN, -x, x)
-    x = tl.where((code > LARGEST + 1) | (q == _SIGN), float("nan"), x)
-    d = tl.arange(0, BLOCK_DIM)
+    x *= tl.where(q >= SIGN, -1.0, 1.0)  # not -x, which Triton takes for 0 - x: never -0
+    x = tl.where((code > LARGEST + 1) | (q == SIGN), float("nan"), x)
     mask = live[:, None] & (d < dim)[None, :]
     tl.store(out + begin + (away[:, None] + d[None, :]), x, mask=mask)
