@@ -12,7 +12,7 @@ from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.registry import codec_names, codec_type
 
 OPS = torch.ops.trec_qcomm
-FIELDS = {"cast": {"dtype": "bf16"}, "error_bounded": {"bound": 0.01}, "float6": {}}
+FIELDS = {"cast": {"dtype": "bf16"}, "error_bounded": {"bound": 0.01}, "float6": {}, "float8": {}}
 FIELDS |= {"rowwise": {"bits": 4, "rounding": "stochastic"}, "topk": {"density": 0.25}}
 FIELDS |= {"threshold": {"threshold": 0.5}, "fbgemm": {"precision": "int8"}, "identity": {}}
 

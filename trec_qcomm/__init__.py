@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from trec_qcomm.codecs import Cast as Cast
     from trec_qcomm.codecs import ErrorBounded as ErrorBounded
     from trec_qcomm.codecs import Float6 as Float6
+    from trec_qcomm.codecs import Float8 as Float8
     from trec_qcomm.codecs import Identity as Identity
     from trec_qcomm.codecs import Rowwise as Rowwise
+    from trec_qcomm.codecs import register_codec as register_codec
     from trec_qcomm.config import Config as Config
     from trec_qcomm.config import GradientRule as GradientRule
     from trec_qcomm.config import HopCodecs as HopCodecs
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from trec_qcomm.core.errors import GuardError as GuardError
     from trec_qcomm.core.errors import LostPeerError as LostPeerError
     from trec_qcomm.core.errors import UnencodableError as UnencodableError
-    from trec_qcomm.core.registry import register_codec as register_codec
     from trec_qcomm.core.segments import Encoded as Encoded
     from trec_qcomm.core.segments import Segments as Segments
     from trec_qcomm.integration.gradients.compress_ddp import CompressedDDP as CompressedDDP
@@ -45,12 +46,11 @@ if TYPE_CHECKING:
     from trec_qcomm.qcomm import QComm as QComm
 
 _HOMES = {
-    "codecs": "Cast ErrorBounded Float6 Identity Rowwise",
+    "codecs": "Cast ErrorBounded Float6 Float8 Identity Rowwise register_codec",
     "config": "Config GradientRule HopCodecs TableGradientRule TableRule",
     "config.files": "load_config load_preset presets",
     "core.codec": "Codec Contract",
     "core.errors": "CorruptFrameError GuardError LostPeerError UnencodableError",
-    "core.registry": "register_codec",
     "core.segments": "Encoded Segments",
     "ext.dct": "ForwardMask Threshold TopK sparsified_nbytes sparsify_activation",
     "ext.delta": "DeltaExport",

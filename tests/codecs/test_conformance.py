@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.codecs import test_error_bounded, test_float6, test_rowwise
+from tests.codecs import test_error_bounded, test_minifloat, test_rowwise
 from trec_qcomm.testing import check_codec, check_frame
 
-CODECS = [*test_error_bounded.ALL, *test_float6.ALL, *test_rowwise.ALL]
-OF_FRAMES = [*test_error_bounded.ALL, *test_float6.NEAREST, *test_rowwise.NEAREST]
+CODECS = [*test_error_bounded.ALL, *test_minifloat.ALL, *test_rowwise.ALL]
+OF_FRAMES = [*test_error_bounded.ALL, *test_minifloat.NEAREST, *test_rowwise.NEAREST]
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)

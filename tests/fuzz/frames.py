@@ -7,6 +7,7 @@ from trec_qcomm import (
     Cast,
     ErrorBounded,
     Float6,
+    Float8,
     Identity,
     Rowwise,
     Threshold,
@@ -27,6 +28,7 @@ CODECS: tuple[Codec, ...] = (
     TopK(threshold=0.8, values="int8"),
     Threshold(0.8, values="int8"),
     Float6(),
+    Float8(),
 )
 
 

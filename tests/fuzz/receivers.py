@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.fuzz.frames import CODECS
-from trec_qcomm.codecs import Cast, Float6, Identity
+from trec_qcomm.codecs import Cast, Float6, Float8, Identity
 from trec_qcomm.comm.frames.coding import SealedFrames, encode_frames
 from trec_qcomm.comm.frames.decoding import decode_frames
 from trec_qcomm.comm.frames.plan import PlacedFrames
@@ -39,6 +39,7 @@ EVERY: tuple[Codec, ...] = (
     ForwardMask(),
     Cast("fp16"),
     Float6("e3m2"),
+    Float8("e5m2"),
     *(Fbgemm(precision) for precision in get_args(Precision) if is_installed()),
 )
 PAIRS = tuple(product(EVERY, EVERY))  # (receiver's, sender's)

@@ -9,7 +9,7 @@ from typing import get_args
 
 import torch
 
-from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Float8, Identity, Rowwise
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.ext.dct import Threshold, TopK
 from trec_qcomm.ext.fbgemm import is_installed
@@ -35,6 +35,8 @@ CODECS = {
     "threshold": Threshold(1.5, values="int8"),
     "float6_e4m1": Float6("e4m1"),
     "float6_e3m2": Float6("e3m2"),
+    "float8_e4m3": Float8("e4m3"),
+    "float8_e5m2": Float8("e5m2"),
 }
 if is_installed():
     CODECS |= {f"fbgemm_{precision}": Fbgemm(precision) for precision in get_args(Precision)}

@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 
 from tests.ops.interpreter import fast_interpreter
-from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Float8, Identity, Rowwise
 from trec_qcomm.core.codec import SummingCodec
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ext.dct.masks import Masks
@@ -34,6 +34,8 @@ CODECS = (
     ErrorBounded(0.01, mode="abs", encoder="rans"),
     Float6("e4m1", "stochastic"),
     Float6("e3m2"),
+    Float8("e4m3", "stochastic"),
+    Float8("e5m2"),
 )
 USUAL_DIMS = dict.fromkeys(CODECS, (64,)) | dict.fromkeys(
     (Cast("fp16"), Rowwise(4, "stochastic"), Float6("e4m1", "stochastic")), (64, 1, 3)

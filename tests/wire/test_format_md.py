@@ -6,7 +6,7 @@ from importlib.resources import files
 import pytest
 import torch
 
-from trec_qcomm.codecs import ErrorBounded, Float6, Rowwise
+from trec_qcomm.codecs import ErrorBounded, Float6, Float8, Rowwise
 from trec_qcomm.ext.dct import Threshold
 from trec_qcomm.ext.fbgemm import is_installed
 from trec_qcomm.ext.fbgemm.codec import Fbgemm
@@ -46,6 +46,7 @@ def test_worked_examples_of_one_segment():
     for codec, decoded in (
         (Threshold(1.0, values="fp32"), [0, -2, 0, 1]),
         (Float6("e4m1"), [0.5, -2, 0.25, 1]),
+        (Float8("e4m3"), [0.5, -2, 0.25, 1]),
     ):
         data, segments = frame_of(codec, rows, [1])
         expected = example(f"Worked example of {codec.name}")

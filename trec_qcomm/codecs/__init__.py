@@ -5,13 +5,16 @@ Codecs of extensions (ext) are imported when a config or a frame names them (cor
 
 from trec_qcomm.codecs.cast import Cast, Identity
 from trec_qcomm.codecs.error_bounded import ErrorBounded
-from trec_qcomm.codecs.minifloat import Float6
+from trec_qcomm.codecs.minifloat import Float6, Float8
 from trec_qcomm.codecs.rowwise import Rowwise
+from trec_qcomm.core.registry import register_codec
 
 __all__ = [
     "Cast",
     "ErrorBounded",
     "Float6",
+    "Float8",
     "Identity",
     "Rowwise",
+    "register_codec",
 ]

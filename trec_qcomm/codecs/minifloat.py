@@ -1,4 +1,4 @@
-"""Codec float6: floats of 6 bits and one exponent a row; 5.3x smaller at 128 values a row.
+"""Codecs float6 and float8: floats of 6 or 8 bits and one exponent a row; 5.3x and 4x smaller.
 
 Source: Rouhani et al. 2023 (microscaling formats). ops.minifloat says what differs.
 """
@@ -55,4 +55,25 @@ class Float6(Minifloat):
     wire_ids: ClassVar = {"e4m1": 12, "e3m2": 13}
 
 
+@dataclass(frozen=True)
+class Float8(Minifloat):
+    """Codec float6 with two more bits a value: its error is a smaller fraction of each value.
+
+    NaN and inf arrive as such. The exact bound of the error is in ops.minifloat.
+
+    Args:
+        format: e4m3: the error is at most 1/16 of the value, for values down to 2^-13 of the row's
+            largest. e5m2: 1/8, for values down to 2^-29.
+        rounding: `nearest`, or `stochastic`, which is UNBIASED and has at most twice that error.
+    """
+
+    format: Literal["e4m3", "e5m2"] = "e4m3"
+    rounding: Rounding = "nearest"
+
+    name = "float8"
+    bits = 8
+    wire_ids: ClassVar = {"e4m3": 24, "e5m2": 25}
+
+
 register_codec(Float6, Float6("e4m1"), Float6("e3m2"))
+register_codec(Float8, Float8("e4m3"), Float8("e5m2"))

@@ -83,7 +83,7 @@ class DeltaExport:
         if self.codec.wire_id not in DECODED or not is_bitpacked:
             raise ValueError(
                 f"delta: {codec!r}: numpy has no decoder for it; allowed: identity, cast, rowwise, "
-                "float6, and error_bounded with the encoder bitpack"
+                "float6, float8, and error_bounded with the encoder bitpack"
             )
         kernels, self._banks = kernels_and_banks(model, "delta")
         for bank in self._banks:

@@ -36,7 +36,9 @@ logger = logging.getLogger("trec_qcomm")
 _Replicated = TableGradientRule | None  # rule of DATA_PARALLEL tables, where there are any
 
 # Codecs that have numba kernels. That of a user's module compiles what it has at its first use.
-_COMPILED = ("cast", "identity", "rowwise", "float6", "error_bounded")
+_COMPILED = ("cast", "identity", "rowwise", "float6", "float8", "error_bounded")
+
+_OTHER_LABELS = {"identity": "cast", "float8": "float6"}  # codecs that share kernels
 
 
 def jobs(
@@ -139,7 +141,7 @@ def _jobs_of(codecs: Iterable[Any], uses: Mapping[str, Callable[[Any], None]]) -
     """Yield a job for each use of each codec. A codec of a user's module has none."""
     for codec in codecs:
         if codec.name in _COMPILED and type(codec).__module__.partition(".")[0] == "trec_qcomm":
-            label = "cast" if codec.name == "identity" else codec.name
+            label = _OTHER_LABELS.get(codec.name, codec.name)
             if isinstance(codec, ErrorBounded) and codec.encoder != "bitpack":
                 label = f"{label} {codec.encoder}"
             for use, function in uses.items():

@@ -200,6 +200,8 @@ _FIXED: dict[int, tuple[Callable[[Array, int, int], Array], int, int, int]] = {
     6: (partial(_rowwise, 8), 8, 4, 8),
     12: (partial(_minifloat, 6, 4), 0, 1, 6),
     13: (partial(_minifloat, 6, 3), 0, 1, 6),
+    24: (partial(_minifloat, 8, 4), 0, 1, 8),
+    25: (partial(_minifloat, 8, 5), 0, 1, 8),
 }
 """Decoder by wire id, bytes of a segment, bytes of a row, and bits of a value."""
 _ERROR_BOUNDED = 7

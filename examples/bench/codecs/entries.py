@@ -25,7 +25,7 @@ from examples.bench.codecs import formats
 from examples.bench.codecs.formats import Format
 from examples.bench.codecs.workload import TableGroup, Workload
 from trec_qcomm import Contract
-from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
+from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Float8, Identity, Rowwise
 from trec_qcomm.core.codec import Codec, check_dim
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ext.dct import ForwardMask, Threshold, TopK
@@ -157,6 +157,7 @@ def our_codecs(dim: int, bound: float, threshold: float) -> dict[str, Codec]:
         "rowwise 2": Rowwise(2),
         "float6": Float6(),
         "float6 stochastic": Float6("e4m1", "stochastic"),
+        "float8": Float8(),
     }
     for precision in get_args(Precision):
         with contextlib.suppress(ValueError):  # of this dim, or without FBGEMM

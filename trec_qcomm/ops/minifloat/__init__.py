@@ -1,4 +1,4 @@
-"""Floats of 6 or 8 bits under an exponent a row. Wire: FORMAT.md, "float6".
+"""Floats of 6 or 8 bits under an exponent a row. Wire: FORMAT.md, "float6, float8".
 
 Rounding is relative to each value, not to the row's range. So small values beside large ones keep
 their size. An optimizer that divides by a gradient's own magnitude (Adam) needs that.
