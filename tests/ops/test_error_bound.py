@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ext.dual_level import vector_lz_by_hand
 from tests.ops.backends import decode_on
 from tests.ops.error_bound_kernels import codec_of
 from trec_qcomm.core.errors import CorruptFrameError
@@ -22,7 +21,6 @@ from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.ops.error_bound import cpu, reference
 
 ULP = 2.0**-23
-reference.ENCODERS[cpu.VECTOR_LZ] = vector_lz_by_hand
 
 
 def encode(values, segments, bounds, relative, backend="cpu", encoder="bitpack"):

@@ -41,7 +41,7 @@ class ErrorBounded(KernelCodec):
         mode: what `bound` means.
         encoder: how the integers round(x / (2 error bound)) become bytes. `bitpack`: at the speed
             of memory. `rans`: entropy coded, a tenth to a fifth smaller and several times slower.
-            `vector_lz`: bitpack that sends repeated rows once; not on a GPU.
+            `vector_lz`: bitpack that sends repeated rows once; far slower, and not on a GPU.
             `python -m trec_qcomm preview` measures which is fastest for a table's rows.
     """
 
@@ -72,7 +72,7 @@ class ErrorBounded(KernelCodec):
 
     @property
     def has_gpu_kernels(self) -> bool:
-        """Whether it runs on a GPU: all encoders do but vector_lz, which compares row by row."""
+        """Whether it runs on a GPU: all encoders do but vector_lz, an extension in numpy."""
         return self.encoder != "vector_lz"
 
     def max_nbytes(self, segments: Segments) -> Tensor:

@@ -8,7 +8,8 @@ lossless.
 
 `reference` is the definition. `cpu` quantizes and bit-packs group by group; `rans_segments`
 collects all indices of a segment first. `gpu` has the kernels. `quantizer` is the first half on
-both devices. vector_lz is an extension; its module is imported when it is needed.
+both devices. vector_lz is an extension, whose module is imported when it is needed; on a CPU its
+segments go through `reference`.
 
 Numerics: |x - decoded| <= bound in exact arithmetic, no slack, for every finite x; NaN (with its
 payload) and infinities survive; -0.0 may become 0.0. A bound of 0 is lossless.

@@ -3,8 +3,9 @@
 A segment is read twice: for its range, and to quantize it in groups of 1024 values, which stay in
 the first cache until they are packed.
 
-Encoders other than bitpack need all indices of a segment at once. They are in rans_segments.py.
-That file is compiled only if one of them is used, because compiling it takes a minute.
+The other encoders need all indices of a segment at once. rans is in rans_segments.py, which is
+compiled only if it is used, because compiling it takes a minute. Segments of vector_lz go through
+the reference.
 """
 
 from importlib import import_module
@@ -15,18 +16,14 @@ import torch
 from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.bitpack import cpu as bitpack
 from trec_qcomm.ops.bitpack.cpu import BLOCK, GROUP, SPARE_NBYTES
-from trec_qcomm.ops.dispatch import arrays
+from trec_qcomm.ops.dispatch import arrays, kernels_of
 from trec_qcomm.ops.error_bound import HEADER_NBYTES, NUM_REASONS
 from trec_qcomm.ops.error_bound.quantizer import cpu as quantizer
 
 RAW, BITPACK, VECTOR_LZ, RANS, CONSTANT = 0, 1, 2, 3, 4
 MAX_VERBATIM = 2**25 - 1
 OK, BAD_SIZE, BAD_ENCODER, BAD_STEP, BAD_INDICES, BAD_VERBATIM, OTHER_ENCODER = range(7)
-# The encoders that need all indices; a module decodes what those before it do, too.
-_OTHERS = {
-    "rans": "trec_qcomm.ops.error_bound.rans_segments",
-    "vector_lz": "trec_qcomm.ext.dual_level.vector_lz.segments",
-}
+_RANS_SEGMENTS = "trec_qcomm.ops.error_bound.rans_segments"  # decodes bitpack, too
 
 # Without reference counts: see ops.bitpack.cpu.
 _inner = inner(_nrt=False)
@@ -38,9 +35,13 @@ def encode(values, segments, payload, at, *, bounds, relative, encoder, nbytes):
     Returns: -1, because no value is refused; and [S], numbers of flushed values, or None if all are
         0.
     """
+    if encoder == "vector_lz":
+        options = {"bounds": bounds, "relative": relative, "encoder": encoder, "nbytes": nbytes}
+        where = values.detach(), segments, payload, at
+        return kernels_of(__package__, "reference").encode(*where, **options)
     most = nbytes.numpy()
     flushed = np.empty_like(most)
-    write = import_module(_OTHERS[encoder]).encode if encoder in _OTHERS else _encode
+    write = import_module(_RANS_SEGMENTS).encode if encoder == "rans" else _encode
     rows, data = arrays(values, payload)
     where = rows, *segments.arrays, segments.dim, data, at.numpy(), most.copy()
     write(*where, bounds.numpy(), relative, most, flushed)
@@ -51,15 +52,22 @@ def decode(encoded, segments, out):
     """Write the rows back.
 
     Returns: -1, or NUM_REASONS times the index of the first invalid segment, plus the reason.
+    Raises: CorruptFrameError: the first invalid segment is one of vector_lz.
     """
     data, rows = arrays(encoded.payload, out)
-    places = encoded.at.numpy(), encoded.nbytes.numpy()
-    where = data, *places, *segments.arrays, segments.dim, rows
-    segment, reason = _decode(*where)
-    for module in _OTHERS.values():
-        if reason == OTHER_ENCODER:
-            segment, reason = import_module(module).decode(*where)
-    return segment if segment < 0 else int(segment) * NUM_REASONS + reason
+    vectors = encoded.at.numpy(), encoded.nbytes.numpy(), *segments.arrays
+    read, first = _decode, 0
+    while True:
+        segment, reason = read(data, *(v[first:] for v in vectors), segments.dim, rows)
+        first += int(segment)
+        if reason != OTHER_ENCODER:
+            return -1 if segment < 0 else first * NUM_REASONS + reason
+        if data[vectors[0][first] + 4] & 15 == RANS:
+            read = import_module(_RANS_SEGMENTS).decode
+        else:
+            reference = kernels_of(__package__, "reference")
+            reference.decode(encoded, segments, out.detach(), [first])
+            first += 1
 
 
 @_inner
@@ -239,15 +247,21 @@ def group_scratch():
 
 
 @inner
+def most_values(offsets, dim):
+    """Return the number of values of the largest segment."""
+    most = np.int64(0)
+    for s in range(offsets.size - 1):
+        most = max(most, (offsets[s + 1] - offsets[s]) * dim)
+    return most
+
+
+@inner
 def positions_scratch(offsets, dim):
     """Return scratch for the verbatim positions of any segment.
 
     If a segment has more verbatim values than fit, it is shorter when sent raw.
     """
-    max_values = np.int64(0)
-    for s in range(offsets.size - 1):
-        max_values = max(max_values, (offsets[s + 1] - offsets[s]) * dim)
-    return np.empty(max_values // 2 + 1, np.uint32)
+    return np.empty(most_values(offsets, dim) // 2 + 1, np.uint32)
 
 
 @kernel

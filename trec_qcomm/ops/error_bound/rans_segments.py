@@ -1,7 +1,7 @@
 """The encoder rans of error_bound, in numba, which needs all indices of a segment at once.
 
 The functions have the arguments and the parts of cpu.py, but use an int32 buffer of a segment's
-indices. Encoders of extensions are made of the same parts.
+indices.
 """
 # mypy: ignore-errors
 
@@ -25,18 +25,7 @@ from trec_qcomm.ops.rans import cpu as rans
 
 
 @inner
-def most_values(offsets, dim):
-    """Return the number of values of the largest segment."""
-    most = np.int64(0)
-    for s in range(offsets.size - 1):
-        most = max(most, (offsets[s + 1] - offsets[s]) * dim)
-    return most
-
-
-@inner
-def quantize_segment(
-    values, start, stride, dim, num_values, bound, step, inverse, positions, scratch, q
-):
+def _quantize(values, start, stride, dim, num_values, bound, step, inverse, positions, scratch, q):
     """Quantize one segment into q, int32. Return num_verbatim, or -1 if positions has no room."""
     x, words, flags, _, _ = scratch
     num_verbatim = np.int64(0)
@@ -58,7 +47,7 @@ def encode(
 ):
     """Do what cpu.encode does, with the encoder RANS."""
     positions, scratch = cpu.positions_scratch(offsets, dim), cpu.group_scratch()
-    most = most_values(offsets, dim)
+    most = cpu.most_values(offsets, dim)
     rans_scratch = rans.encoder_scratch(most)
     q = np.empty(most, np.int32)
     for s in range(start.size):
@@ -74,7 +63,7 @@ def encode(
         segment_positions = positions[: min(room // 8, MAX_VERBATIM)]
         size, num_verbatim = np.int64(-1), np.int64(0)
         if step > 0:
-            num_verbatim = quantize_segment(
+            num_verbatim = _quantize(
                 values, start[s], stride[s], dim, num_values, bound, step, inverse,
                 segment_positions, scratch, q,
             )  # fmt: skip
@@ -91,57 +80,40 @@ def encode(
 
 
 @inner
-def indices_memory(start, stride, dim, num_values, out, q):
-    """Return the int32 memory into which the indices of a segment are decoded.
-
-    It is the memory of the rows, as bits, if they lie one after the other; else q.
-    """
-    return out[start : start + num_values].view(np.int32) if stride == dim else q[:num_values]
-
-
-@inner
-def finish_rows(data, start, stride, dim, q, out):
-    """Write what the rows of a segment lack. Return OK, or BAD_VERBATIM.
-
-    Args: data: the whole segment, whose header is valid.  q: memory of `indices_memory`, decoded.
-    """
-    _, _, _, num_verbatim = cpu.read_header(data)
-    if stride != dim:
-        quantizer.scatter(q.view(np.float32), q.size, start, stride, dim, 0, out)
-    verbatim = data[data.size - 8 * num_verbatim :].view(np.uint32)
-    return OK if cpu.place_verbatim(verbatim, start, stride, dim, q.size, out) else BAD_VERBATIM
-
-
-@inner
-def decode_rows(data, start, stride, dim, num_values, out, q, rans_scratch):
+def _decode_rows(data, start, stride, dim, num_values, out, q, rans_scratch):
     """Decode a segment whose encoder is RANS.
 
     Returns: OK, OTHER_ENCODER for another encoder, or the reason why the segment is invalid.
 
     Args: data: the whole segment, whose header is valid.  q: int32 scratch, as many or more.
     """
-    kind, step, size, _ = cpu.read_header(data)
+    kind, step, size, num_verbatim = cpu.read_header(data)
     if kind != RANS:
         return OTHER_ENCODER
-    indices = indices_memory(start, stride, dim, num_values, out, q)
+    # Rows that lie one after the other are decoded in place.
+    q = out[start : start + num_values].view(np.int32) if stride == dim else q[:num_values]
     body = data[HEADER_NBYTES : HEADER_NBYTES + size]
-    if not rans.decode(body, indices, step, rans_scratch):
+    if not rans.decode(body, q, step, rans_scratch):
         return BAD_INDICES
-    return finish_rows(data, start, stride, dim, indices, out)
+    if stride != dim:
+        quantizer.scatter(q.view(np.float32), num_values, start, stride, dim, 0, out)
+    verbatim = data[data.size - 8 * num_verbatim :].view(np.uint32)
+    fits = cpu.place_verbatim(verbatim, start, stride, dim, num_values, out)
+    return OK if fits else BAD_VERBATIM
 
 
 @kernel
 def decode(payload, at, nbytes, offsets, start, stride, dim, out):
     """Do what cpu.decode does, for the encoders bitpack and rans."""
     scratch, rans_scratch = cpu.group_scratch(), rans.decoder_scratch()
-    q = np.empty(most_values(offsets, dim), np.int32)
+    q = np.empty(cpu.most_values(offsets, dim), np.int32)
     for s in range(start.size):
         num_values, data = (offsets[s + 1] - offsets[s]) * dim, payload[at[s] : at[s] + nbytes[s]]
         reason = cpu.decode_segment(
             payload, at[s], nbytes[s], start[s], stride[s], dim, num_values, out, scratch
         )
         if reason == OTHER_ENCODER:
-            reason = decode_rows(data, start[s], stride[s], dim, num_values, out, q, rans_scratch)
+            reason = _decode_rows(data, start[s], stride[s], dim, num_values, out, q, rans_scratch)
         if reason != OK:
             return np.int64(s), reason
     return np.int64(-1), OK

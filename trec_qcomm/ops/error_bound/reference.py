@@ -1,6 +1,7 @@
 """Error-bounded quantization in plain torch: the definition. Shapes: n rows of D, N = n D."""
 
 import importlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ MAX_VERBATIM = 2**25 - 1
 _MAGIC = torch.tensor(1.5 * 2**23)  # adding it rounds |y| <= 2^22 to an integer, half to even
 _FLOAT32 = torch.finfo(torch.float32)
 _NUMBERS = {"bitpack": BITPACK, "vector_lz": VECTOR_LZ, "rans": RANS}
-ENCODERS: dict[int, Any] = {BITPACK: bitpack, RANS: rans}
 _VECTOR_LZ = "trec_qcomm.ext.dual_level.vector_lz"  # imported when it is asked for
 
 
@@ -33,22 +33,31 @@ def encode(
     relative: bool,
     encoder: str,
     nbytes: Tensor,
-) -> tuple[int, None]:
+) -> tuple[int, Tensor | None]:
     """Write the segments, and their nbytes, [S] int64.
 
-    Returns: -1, because no value is refused; and None, because flushed values are not counted.
+    Returns: -1, because no value is refused; and [S], numbers of flushed values, or None if all are
+        0.
     """
+    flushed = torch.zeros_like(nbytes)
     for s, bound in enumerate(bounds.tolist()):
         rows = segments.block(values, s)
         data = encode_segment(rows, bound, relative=relative, encoder=encoder)
         nbytes[s] = len(data)
         payload[int(at[s]) : int(at[s]) + len(data)] = data
-    return -1, None
+        if relative and len(data) and int(data[4]) & 15 in _NUMBERS.values():
+            flushed[s] = count_flushed(rows, data[:4].view(torch.float32))
+    return -1, flushed if flushed.any() else None
 
 
-def decode(encoded: Encoded, segments: Segments, out: Tensor) -> None:
-    """Write the rows back. Raise CorruptFrameError at the first segment that is invalid."""
-    for s in range(segments.num_segments):
+def decode(
+    encoded: Encoded, segments: Segments, out: Tensor, which: Iterable[int] | None = None
+) -> None:
+    """Write the rows back. Raise CorruptFrameError at the first segment that is invalid.
+
+    Args: which: indices of the segments to decode; None: all.
+    """
+    for s in range(segments.num_segments) if which is None else which:
         begin, rows = int(encoded.at[s]), segments.block(out, s)
         data = encoded.payload[begin : begin + int(encoded.nbytes[s])]
         try:
@@ -86,7 +95,9 @@ def encode_segment(rows: Tensor, bound: float, *, relative: bool, encoder: str) 
 
 def _encoder(kind: int) -> Any:
     """Return the module that encodes and decodes the indices of a segment."""
-    return ENCODERS[kind] if kind in ENCODERS else importlib.import_module(_VECTOR_LZ)
+    if kind == VECTOR_LZ:
+        return importlib.import_module(_VECTOR_LZ)
+    return rans if kind == RANS else bitpack
 
 
 def finite_range(x: Tensor) -> float:
@@ -126,6 +137,20 @@ def quantize(x: Tensor, bound: Tensor, step: Tensor, inverse: Tensor) -> tuple[T
     error = (x.double() - decoded.double()).abs()
     fits = x.isfinite() & (rounded.abs() <= MAX_INDEX) & (error <= bound.double())
     return torch.where(fits, rounded, 0).to(torch.int32), ~fits
+
+
+def count_flushed(x: Tensor, step: Tensor) -> int:
+    """Return how many values of a segment are lost beside a far larger one.
+
+    A value is flushed if it is not 0 and below 1/256 of the step, so below 1/128 of the bound.
+    Flushed values count only if there are at least 3, and if they are three quarters of all nonzero
+    values. Kernels look at a sample first, and may miss a segment.
+
+    Args: x: the values, float32.  step: scalar, of choose_step.
+    """
+    is_small = x.abs() < step / 256
+    num_small, num_other = int((is_small & (x != 0)).sum()), int((~is_small).sum())
+    return num_small if num_small >= max(3, 3 * num_other) else 0
 
 
 def _assemble(first: int, kind: int, indices: Tensor, x: Tensor, verbatim: Tensor) -> Tensor:
