@@ -192,8 +192,9 @@ def _span(rows: Rows) -> tuple[int, int]:
     if rows.groups is not None:
         return rows.groups.span
     position, counts, dim = arrays(rows.position.cpu(), rows.counts, rows.dim)
-    lowest, end = cpu.span(position, counts, dim)
-    return int(lowest), int(end)
+    if counts.min() < 0:
+        return -1, 0
+    return int(position.min()), int((position + dim.repeat(counts)).max())
 
 
 __all__ = ["Choice", "RowGroups", "Rows", "add", "begin_choice", "choose", "take"]

@@ -25,22 +25,6 @@ def choose(chosen, first, num_rows, start, stride, counts, position):
 
 
 @kernel
-def span(position, counts, dim):
-    """Return the place of the lowest value, and the end of the highest; -1 for a negative count.
-
-    position: [U], U >= 1, the sum of counts.
-    """
-    lowest, end, u = position[0], position[0], 0
-    for s in range(dim.size):
-        if counts[s] < 0:
-            return -1, end
-        for _ in range(counts[s]):
-            lowest, end = min(lowest, position[u]), max(end, position[u] + dim[s])
-            u += 1
-    return lowest, end
-
-
-@kernel
 def take(values, position, offsets, dim, out):
     """Copy the rows to `out`. offsets: [S + 1], the first row of each segment, and the end."""
     at = 0
