@@ -17,12 +17,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
-import llvmlite.binding
-import numba
-
-from trec_qcomm.jit import cache
+from trec_qcomm.jit import COMPILES, cache, numba
 
 PATIENCE_S = 120.0  # the longest job takes some 10 s where each core has one process
 _POLL_S = 0.05
@@ -42,7 +40,12 @@ class Job:
 
 
 def missing(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs whose kernels are not in the folder; all jobs where there is no folder."""
+    """Return the jobs whose kernels are not in the folder; all jobs where there is no folder.
+
+    Without numba it is none.
+    """
+    if not COMPILES:
+        return []
     folder = cache.folder()
     return [job for job in jobs if folder is None or not _mark(folder, job).exists()]
 
@@ -60,7 +63,7 @@ def compile_once(
         patience_s: longest wait for other processes in seconds, counted from the last job of this
             process. Jobs that they have not finished by then are compiled here, too.
     """
-    if numba.config.DISABLE_JIT:
+    if not COMPILES:
         return
     folder, tell = cache.folder(), on_job or (lambda _job: None)
     if folder is None:
@@ -103,7 +106,7 @@ def _mark(folder: Path, job: Job) -> Path:
 @functools.cache
 def _compiler() -> str:
     """Return a name for what compiled kernels depend on beside their source, as numba's index."""
-    binding = llvmlite.binding
+    binding = import_module("llvmlite.binding")  # where numba is, it is
     features = binding.get_host_cpu_features().flatten()
     wanted = numba.config.CPU_NAME, numba.config.CPU_FEATURES
     key = (platform.python_version(), binding.get_host_cpu_name(), features, wanted)

@@ -27,7 +27,7 @@ import torch
 
 from trec_qcomm.config import Config, read_config
 from trec_qcomm.integration.warm_up import jobs
-from trec_qcomm.jit import cache
+from trec_qcomm.jit import cache, numba
 from trec_qcomm.jit.once import Job, compile_once, missing
 
 _DTYPES = {"int32": torch.int32, "int64": torch.int64}
@@ -50,6 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(configs: Sequence[Config], ids: torch.dtype, rows_dtype: torch.dtype) -> str:
     """Compile what the configs use, one job a core at a time; return the last line to print."""
+    if numba is None:
+        raise ValueError("numba: not installed, so that nothing can be compiled; pip install numba")
     started, folder = time.monotonic(), cache.folder()
     if folder is None:
         raise ValueError("NUMBA_CACHE_DIR: set it to a folder that can be written, to keep kernels")

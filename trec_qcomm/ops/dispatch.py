@@ -8,6 +8,7 @@ one of torch.
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,7 +23,7 @@ from torch import Tensor
 from trec_qcomm.core.devices import is_gpu
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import ALIGNMENT, Encoded, Segments
-from trec_qcomm.jit import kernel
+from trec_qcomm.jit import kernel, numba
 
 Backend = Literal["reference", "cpu", "gpu"]  # trec_qcomm/ops/__init__.py says what they are
 
@@ -45,18 +46,45 @@ def default_backend(backend: Backend) -> Iterator[None]:
 def choose_backend(backend: Backend | None, values: Tensor) -> Backend:
     """Return the backend to use.
 
-    It is the given one, else that of `default_backend`, else the one for the memory of `values`.
+    It is the given one, else that of `default_backend`, else the one for the memory of `values`. On
+    a CPU that is the reference where numba is not installed, and a process warns of it once.
 
     Raises: ValueError: no such backend, or one that cannot read this memory.
     """
+    return _without_numba(_named_backend(backend, values))
+
+
+def _named_backend(backend: Backend | None, values: Tensor) -> Backend:
+    """Return what `choose_backend` returns where numba is installed."""
     in_gpu = is_gpu(values.device)
-    backend = backend or _default.get() or ("gpu" if in_gpu else "cpu")
+    backend = backend or _default.get()
+    if backend == "cpu" and numba is None:
+        raise ValueError("backend 'cpu': numba is not installed (pip install numba)")
+    backend = backend or ("gpu" if in_gpu else "cpu")
     if backend not in ("reference", "cpu", "gpu"):
         raise ValueError(f"backend: {backend!r} is not one of reference, cpu, gpu")
     on_gpu = backend == "gpu" and os.environ.get("TRITON_INTERPRET") != "1"
     if not (in_gpu if on_gpu else values.device.type == "cpu"):
         raise ValueError(f"device {values.device}: no kernels of backend {backend!r} for it")
     return backend
+
+
+def _without_numba(backend: Backend) -> Backend:
+    if backend != "cpu" or numba is not None:
+        return backend
+    _warn_of_reference()
+    return "reference"
+
+
+@cache
+def _warn_of_reference() -> None:
+    warnings.warn(
+        "trec_qcomm: numba is not installed, so plain torch codes what is in a CPU's memory. A "
+        "step of examples/quickstart.py took 6 times the CPU time with preset int8, 28 times with "
+        "best. Install numba",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def gpu_kernels(op: str) -> Any:
@@ -84,8 +112,9 @@ def kernels_of(op: str, backend: Backend) -> Any:
     """Import and return the module of an op's kernels. Args: op: the op's package.
 
     The reference stays out of torch.compile's graphs. Inductor drops roundings to float16, so it
-    would write other bytes.
+    would write other bytes. Without numba it stands in for "cpu".
     """
+    backend = _without_numba(backend)
     if backend == "gpu":
         return gpu_kernels(op)
     kernels = importlib.import_module(f"{op}.{backend}")
@@ -115,14 +144,14 @@ def check_buffers(
         at, nbytes: [P S] int64 on CPU, place and number of the bytes of each segment.
         num_parts: P, number of parts that each have bytes of all segments, one after the other.
         dtypes: allowed dtypes of `values`.
-    Returns: the backend to use, from `choose_backend`.
+    Returns: the backend to use, for `kernels_of`.
     """
     segments.check_fits(values, dtypes)
     if payload.dtype != torch.uint8 or payload.dim() != 1 or not payload.is_contiguous():
         raise ValueError(f"payload: expected contiguous [W] uint8, got {payload.dtype}")
     if payload.device != values.device:
         raise ValueError(f"payload: on {payload.device}, and the values on {values.device}")
-    backend = choose_backend(None, values)
+    backend = _named_backend(None, values)
     if backend == "gpu" and values.dtype != torch.float32:
         raise ValueError(f"values: {values.dtype} on backend 'gpu'; allowed: torch.float32")
     if backend == "gpu" and payload.data_ptr() % ALIGNMENT:

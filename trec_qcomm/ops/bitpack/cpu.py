@@ -11,12 +11,8 @@ little room after it, its blocks go through a small copy, `spare`.
 """
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from trec_qcomm.jit import inner, kernel
+from trec_qcomm.jit import inner, intrinsic, kernel, numba
 
 BLOCK, GROUP = 32, 1024
 MAX_WIDTH = 24
@@ -41,10 +37,12 @@ def store_uint64(typing, data, at, word):
 
     def codegen(context, builder, signature, args):
         array = context.make_array(signature.args[0])(context, builder, args[0])
-        place = cgutils.pointer_add(builder, array.data, args[1], ir.IntType(64).as_pointer())
+        pointer = args[2].type.as_pointer()
+        place = numba.core.cgutils.pointer_add(builder, array.data, args[1], pointer)
         builder.store(args[2], place, align=1)
         return context.get_dummy_value()
 
+    types = numba.types
     return types.void(data, types.int64, types.uint64), codegen
 
 
@@ -54,10 +52,11 @@ def load_uint64(typing, data, at):
 
     def codegen(context, builder, signature, args):
         array = context.make_array(signature.args[0])(context, builder, args[0])
-        place = cgutils.pointer_add(builder, array.data, args[1], ir.IntType(64).as_pointer())
+        pointer = context.get_value_type(signature.return_type).as_pointer()
+        place = numba.core.cgutils.pointer_add(builder, array.data, args[1], pointer)
         return builder.load(place, align=1)
 
-    return types.uint64(data, types.int64), codegen
+    return numba.types.uint64(data, numba.types.int64), codegen
 
 
 @intrinsic
@@ -65,9 +64,9 @@ def _leading_zeros(typing, word):
     """Count the leading zeros of a uint64; 64 for 0."""
 
     def codegen(context, builder, signature, args):
-        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
+        return builder.ctlz(args[0], numba.core.cgutils.false_bit)
 
-    return types.int64(types.uint64), codegen
+    return numba.types.int64(numba.types.uint64), codegen
 
 
 @_inner

@@ -7,6 +7,7 @@ Shapes: P frames, S segments in all. The arguments are those of frame.py as nump
 import numpy as np
 
 from trec_qcomm.jit import inner, kernel
+from trec_qcomm.ops.copying import copy
 
 OK, BAD_SIZE, BAD_MAGIC, BAD_VERSION, BAD_LAYOUT = 0, 1, 2, 3, 4
 BAD_COUNT, BAD_CHECKSUM, BAD_ROWS, BAD_SEGMENT, BAD_CALL = 5, 6, 7, 8, 9
@@ -34,7 +35,15 @@ def _term(word, key):
     return x + (x >> np.uint64(32)) * (x & np.uint64(0xFFFFFFFF))
 
 
-@inner
+def _checksum(words):
+    """Do what `checksum` does, in numpy."""
+    terms = _term(words, np.resize(_KEYS, words.size))
+    terms[3] = 0
+    sums = np.add.reduceat(terms, np.arange(0, words.size, _BLOCK))
+    return _mix(np.arange(1, sums.size + 1, dtype=np.uint64) * _STEP + sums).sum()
+
+
+@inner(plain=_checksum)
 def checksum(words):
     """Return the checksum, uint64, of one frame (frame.checksum). words: [..] uint64."""
     total = np.uint64(0)
@@ -154,5 +163,4 @@ def compact(buffer, old, new, nbytes):
             continue
         source = buffer[old[s] : old[s] + nbytes[s]].view(np.uint64)
         target = buffer[new[s] : new[s] + nbytes[s]].view(np.uint64)
-        for i in range(source.size):
-            target[i] = source[i]
+        copy(source, target)

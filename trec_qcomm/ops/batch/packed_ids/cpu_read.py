@@ -6,11 +6,8 @@ can be loaded from any byte of its streams.
 """
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from trec_qcomm.jit import inner, kernel
+from trec_qcomm.jit import inner, intrinsic, kernel, numba
 from trec_qcomm.ops.batch.packed_ids.cpu import WIDE, mask_of
 from trec_qcomm.ops.batch.packed_ids.reference import (
     ITEMS_PER_BYTE,
@@ -32,9 +29,9 @@ def _trailing_zeros(typing, word):
     """Count the trailing zeros of a uint64; 64 for 0."""
 
     def codegen(context, builder, signature, args):
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+        return builder.cttz(args[0], numba.core.cgutils.false_bit)
 
-    return types.int64(types.uint64), codegen
+    return numba.types.int64(numba.types.uint64), codegen
 
 
 @inner
