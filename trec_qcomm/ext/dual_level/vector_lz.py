@@ -16,8 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trec_qcomm.jit import numba
 from trec_qcomm.ops.bitpack import cpu as bitpack
 
+if numba is None:
+    raise ImportError("error_bounded.encoder: vector_lz needs numba; pip install numba")
 WINDOW = 255
 
 
