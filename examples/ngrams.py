@@ -86,8 +86,7 @@ def train(options: argparse.Namespace) -> dict[str, float]:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    codec, backward = CODECS[options.codec]
-    channel = RowChannel(WIDTH, codec, backward)
+    channel = RowChannel(WIDTH, *CODECS[options.codec])
     owner = ByModulo(num_ranks)
     shard = nn.Parameter(0.02 * torch.randn(math.ceil(options.rows / num_ranks), WIDTH))
     model = DistributedDataParallel(NgramModel())
@@ -161,8 +160,7 @@ def main() -> int:
     else:
         said, is_first = run_ranks(train, options.ranks, options, timeout_s=24 * 3600.0)[0], True
     if is_first:
-        figures = ", ".join(f"{name} {value:.4g}" for name, value in said.items())
-        print(f"{options.codec}: {figures}")
+        print(f"{options.codec}:", ", ".join(f"{name} {value:.4g}" for name, value in said.items()))
     return 0
 
 

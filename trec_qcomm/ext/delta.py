@@ -13,6 +13,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +32,10 @@ from trec_qcomm.integration.checkpoint import by_short_key, check_names, rank_ke
 from trec_qcomm.ops.batch.packed_ids import Bags
 from trec_qcomm.ops.numpy_decoders import DECODED
 from trec_qcomm.wire import frame, id_messages
-from trec_qcomm.wire.row_files import HEADER_NBYTES, MAGIC, VERSION
+from trec_qcomm.wire.row_files import MAGIC, VERSION
 
 _VALUES = 1 << 20  # of a frame
 _log = logging.getLogger(__name__)
-
-
-class _Flags:
-    """Flags of a bank's rows that changed. Memory: 1 byte a row."""
-
-    def __init__(self, bank: Bank) -> None:
-        self.changed = torch.zeros(int(bank.first[-1]), dtype=torch.bool, device=bank.first.device)
-
-    def touch(self, rows: Tensor) -> None:
-        """Note rows, [n] int64 in any order."""
-        self.changed[rows] = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +82,9 @@ class DeltaExport:
         names = {name for bank in self._banks for name in bank.tables}
         if len(paths) != len(names):
             raise ValueError(f"delta: two tables have one name: {', '.join(sorted(paths))}")
-        self._flags = [_Flags(bank) for bank in self._banks]
-        self._watch = Watch(kernels, self._flags)
+        self._changed = [bank.first.new_zeros(sum(bank.num_rows)).bool() for bank in self._banks]
+        touch = [partial(changed.index_fill_, 0, value=True) for changed in self._changed]
+        self._watch = Watch(kernels, touch)
         self.number, self._is_whole = 0, True
         started = dist.is_initialized()
         self._place = (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
@@ -138,12 +129,12 @@ class DeltaExport:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank needs so that its next export has all rows that changed."""
-        flags = {
-            bank.shards[0]: torch.from_numpy(np.packbits(flags.changed.cpu().numpy()))
-            for bank, flags in zip(self._banks, self._flags, strict=True)
+        bits = {
+            bank.shards[0]: torch.from_numpy(np.packbits(changed.cpu().numpy()))
+            for bank, changed in zip(self._banks, self._changed, strict=True)
         }
         counts = int64_tensor([self.number, int(self._is_whole)])
-        return {rank_key(*self._place): {"counts": counts, "changed": flags}}
+        return {rank_key(*self._place): {"counts": counts, "changed": bits}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`. State of other ranks or tables: the next export is whole.
@@ -158,38 +149,36 @@ class DeltaExport:
             check_names(kept, "state: delta", ("counts", "changed"), needed="counts")
             self.number = max(self.number, int(kept["counts"][0]))
         sizes = {
-            bank.shards[0]: (len(flags.changed) + 7) // 8
-            for bank, flags in zip(self._banks, self._flags, strict=True)
+            bank.shards[0]: (len(changed) + 7) // 8
+            for bank, changed in zip(self._banks, self._changed, strict=True)
         }
-        changed = {} if ours is None else ours["changed"]
-        if ours is None or {name: len(bits) for name, bits in changed.items()} != sizes:
+        if ours is None or {name: len(bits) for name, bits in ours["changed"].items()} != sizes:
             if state:
                 _log.warning("delta: the state is of other ranks or tables; next, all rows go")
             return
         self._is_whole = bool(ours["counts"][1])
-        for bits, flags in zip(changed.values(), self._flags, strict=True):
-            unpacked = np.unpackbits(bits.numpy(), count=len(flags.changed)).astype(bool)
-            flags.changed.copy_(torch.from_numpy(unpacked))
+        for bank, changed in zip(self._banks, self._changed, strict=True):
+            bits = ours["changed"][bank.shards[0]].numpy()
+            changed.copy_(torch.from_numpy(np.unpackbits(bits, count=len(changed)).astype(bool)))
 
     def _begin_next(self) -> None:
         self._watch.note_cleared()
-        for flags in self._flags:
-            flags.changed.zero_()
+        for changed in self._changed:
+            changed.zero_()
         self.number, self._is_whole = self.number + 1, False
 
     def _blocks(self) -> Iterator[bytes]:
         """Yield the bytes of the file (FORMAT.md, "Files of rows")."""
         shards = [
             rows
-            for bank, flags in zip(self._banks, self._flags, strict=True)
-            for rows in self._rows_of(bank, flags.changed)
+            for bank, changed in zip(self._banks, self._changed, strict=True)
+            for rows in self._rows_of(bank, changed)
         ]
         header = {"number": self.number, "whole": self._is_whole}
         header |= dict(zip(("rank", "ranks"), self._place, strict=True))
         text = json.dumps(header | {"tables": [shard.header for shard in shards]}).encode()
         text = text.ljust((len(text) + 7) // 8 * 8)
         begin = b"".join([MAGIC, VERSION.to_bytes(4, "little"), len(text).to_bytes(8, "little")])
-        assert len(begin) == HEADER_NBYTES
         yield begin + text
         key, number = zlib.crc32(begin + text), 0
         for shard in shards:

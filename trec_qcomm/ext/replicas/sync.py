@@ -82,7 +82,7 @@ class ReplicaSync:
         self.traffic = Traffic("sync", list(tables))
         self._coded, self._exact = self._average(self.rule), self._average(SyncRule())
         self._touched = [TouchedRows(bank) for bank in self._banks]
-        self._watch = Watch(kernels, self._touched)
+        self._watch = Watch(kernels, [touched.touch for touched in self._touched])
         if hasattr(model, "set_all_reduce_hook"):
             self._watch.handles.append(model.register_forward_pre_hook(self._check_hook))
         self._state = SyncState(self._peers, self._banks, self._touched, self._residuals())

@@ -11,7 +11,7 @@ Shapes: F features of a kernel; n ids of a batch.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,19 +22,17 @@ from trec_qcomm.ext.replicas.tables import Kernel
 _RowsOfBanks = Sequence[tuple[int, Tensor]]  # number of a bank, and [n] int64 rows
 
 
-class NotedRows(Protocol):
-    """Where rows of a bank are noted."""
-
-    def touch(self, rows: Tensor) -> None:
-        """Note rows, [n] int64, in any order; rows may repeat."""
-
-
 class Watch:
     """Watch over the kernels of a model. handles: hooks that `stop` removes."""
 
-    def __init__(self, kernels: Sequence[Kernel], touched: Sequence[NotedRows]) -> None:
-        """Hook the kernels. Args: touched: touched rows of each bank, where rows are noted."""
-        self._touched = touched
+    def __init__(
+        self, kernels: Sequence[Kernel], touch: Sequence[Callable[[Tensor], object]]
+    ) -> None:
+        """Hook the kernels.
+
+        Args: touch: for each bank a function that notes rows, [n] int64 in any order; rows repeat.
+        """
+        self._touch = touch
         self._num_clearings = 0
         self.handles = []
         for kernel in kernels:
@@ -59,7 +57,7 @@ class Watch:
 
     def _note(self, rows: _RowsOfBanks) -> None:
         for bank, of_bank in rows:
-            self._touched[bank].touch(of_bank)
+            self._touch[bank](of_bank)
 
     def note_cleared(self) -> None:
         """Note that an average or a load forgot the touched rows.
