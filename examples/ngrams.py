@@ -112,7 +112,7 @@ def train(options: argparse.Namespace) -> dict[str, float]:
         losses.append(float(loss.detach()))
         seconds.append(time.perf_counter() - begin)
         if rank == 0 and (step + 1) % max(options.steps // 10, 1) == 0:
-            mean = sum(losses[-options.steps // 10 :]) / len(losses[-options.steps // 10 :])
+            mean = statistics.fmean(losses[-options.steps // 10 :])
             print(f"step {step + 1} of {options.steps}: loss {mean:.4f}", flush=True)
     traffic = channel.collective.forward_traffic, channel.collective.backward_traffic
     rows, gradients = (int(t.wire_nbytes.sum()) + t.header_nbytes for t in traffic)

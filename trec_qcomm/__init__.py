@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from trec_qcomm.codecs import Float8 as Float8
     from trec_qcomm.codecs import Identity as Identity
     from trec_qcomm.codecs import Rowwise as Rowwise
-    from trec_qcomm.codecs import register_codec as register_codec
     from trec_qcomm.config import Config as Config
     from trec_qcomm.config import GradientRule as GradientRule
     from trec_qcomm.config import HopCodecs as HopCodecs
@@ -39,18 +38,22 @@ if TYPE_CHECKING:
     from trec_qcomm.core.errors import GuardError as GuardError
     from trec_qcomm.core.errors import LostPeerError as LostPeerError
     from trec_qcomm.core.errors import UnencodableError as UnencodableError
+    from trec_qcomm.core.registry import register_codec as register_codec
     from trec_qcomm.core.segments import Encoded as Encoded
     from trec_qcomm.core.segments import Segments as Segments
+    from trec_qcomm.ext.delta import DeltaExport as DeltaExport
     from trec_qcomm.integration.gradients.compress_ddp import CompressedDDP as CompressedDDP
     from trec_qcomm.integration.gradients.compress_ddp import compress_ddp as compress_ddp
     from trec_qcomm.qcomm import QComm as QComm
+    from trec_qcomm.wire.row_files import read_delta as read_delta
 
 _HOMES = {
-    "codecs": "Cast ErrorBounded Float6 Float8 Identity Rowwise register_codec",
+    "codecs": "Cast ErrorBounded Float6 Float8 Identity Rowwise",
     "config": "Config GradientRule HopCodecs TableGradientRule TableRule",
     "config.files": "load_config load_preset presets",
     "core.codec": "Codec Contract",
     "core.errors": "CorruptFrameError GuardError LostPeerError UnencodableError",
+    "core.registry": "register_codec",
     "core.segments": "Encoded Segments",
     "ext.dct": "ForwardMask Threshold TopK sparsified_nbytes sparsify_activation",
     "ext.delta": "DeltaExport",
@@ -64,6 +67,8 @@ _HOMES = {
 }
 """Names of the package by the module that has them."""
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+_PACKAGES = ("codecs", "comm", "config", "core", "integration", "jit", "lab", "ops", "wire")
+__all__ = ["__version__", *_HOME_OF]
 
 
 def __getattr__(name: str) -> Any:
@@ -71,6 +76,8 @@ def __getattr__(name: str) -> Any:
 
     Raises: ImportError: TorchRec, FBGEMM or what they need is not installed.
     """
+    if name in _PACKAGES:
+        return import_module(f"trec_qcomm.{name}")
     if name == "quality":  # trec_qcomm.quality.study needs no import before
         return import_module("trec_qcomm.lab.study")
     if name not in _HOME_OF:

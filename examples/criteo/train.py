@@ -100,11 +100,12 @@ def train(
         while trainer.step < num_steps and not stopped:
             trainer.train_next(feed)
             report.add_step(trainer)
-            if trainer.export is not None and trainer.step % options.delta_every == 0:
+            is_last = trainer.step == num_steps
+            if trainer.export and (trainer.step % options.delta_every == 0 or is_last):
                 report.add_export(trainer.export)
             stopped = stop is not None and stop.agreed()
             due = options.checkpoint_every and trainer.step % options.checkpoint_every == 0
-            if options.checkpoint_dir and (stopped or due or trainer.step == num_steps):
+            if options.checkpoint_dir and (stopped or due or is_last):
                 trainer.save(options.checkpoint_dir)
     return not stopped
 

@@ -45,7 +45,7 @@ gpu.CODECS = tuple(n for n in gpu.CODECS if n not in slow | {"error_bounded rans
 with fast_interpreter():
     raise SystemExit(gpu.main())
 """
-    check((*SMALL, "--inputs", "2"), "13 checked, 0 wrong; no --out", code)
+    check((*SMALL, "--inputs", "2"), "14 checked, 0 wrong; no --out", code)
 
 
 @pytest.mark.triton

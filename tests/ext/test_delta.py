@@ -187,15 +187,18 @@ def test_numpy_reads_ids(ids):
     assert decode_ids(data[32:], len(ids)).tolist() == ids.tolist()
 
 
-def model_of(num_rows: int = 500, dim: int = 8) -> nn.Module:
-    """Return a module with a kernel of one table, whose name is "kernel.0"."""
+def model_of(
+    *num_rows: int, optimizer: EmbOptimType = EmbOptimType.EXACT_ROWWISE_ADAGRAD
+) -> nn.Module:
+    """Return a module with a kernel of some tables, "kernel.0" and so on; by default one of 500."""
     torch.manual_seed(0)
     model = nn.Module()
     model.kernel = SplitTableBatchedEmbeddingBagsCodegen(
-        [(num_rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
-        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        [(n, 8, EmbeddingLocation.HOST, ComputeDevice.CPU) for n in num_rows or (500,)],
+        optimizer=optimizer,
     )
-    model.kernel.split_embedding_weights()[0].normal_()
+    for weights in model.kernel.split_embedding_weights():
+        weights.normal_()
     return model
 
 
@@ -211,12 +214,21 @@ def test_changed_bytes_and_torn_files_are_seen(tmp_path):
     model = model_of(30)
     good = DeltaExport(model, Rowwise(4)).write(tmp_path).read_bytes()
     assert rows_of(good) == list(range(30))
+    nothing = DeltaExport(model_of(30))
+    nothing.write(tmp_path / "nothing")
+    empty = nothing.write(tmp_path / "nothing").read_bytes()
+    assert rows_of(empty) == []
     generator = np.random.default_rng(0)
     torn = [good[:size] for size in range(0, len(good), 8)]
     changed = [bytearray(good) for _ in range(300)]
     for data in changed:
         data[generator.integers(len(data))] ^= 1 << int(generator.integers(8))
-    for data in (*torn, *changed, good + bytes(8)):
+    flipped = [bytearray(empty) for _ in range(8 * len(empty))]
+    for bit, data in enumerate(flipped):
+        data[bit // 8] ^= 1 << bit % 8
+        if data[6:8] != bytes(2):  # reserved
+            flipped[bit] = data[:-1]
+    for data in (*torn, *changed, *flipped, good + bytes(8)):
         with pytest.raises(CorruptFrameError):
             read_delta(bytes(data))
     (tmp_path / "empty").touch()
@@ -253,6 +265,7 @@ def test_rows_of_a_failed_export_are_in_the_next(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="full"):
         export.send(fail)
     assert len(list(tmp_path.iterdir())) == 1
+    assert export.number == 1
     look_up(model, 4)
     sent: list[bytes] = []
     export.send(sent.append)
@@ -266,6 +279,48 @@ def test_a_lookup_before_an_export_counts_after_it_if_it_is_trained_then(tmp_pat
     assert rows_of(export.write(tmp_path)) == list(range(500))
     out.sum().backward()
     assert rows_of(export.write(tmp_path)) == [9]
+
+
+def test_a_server_follows_tables_of_which_some_do_not_change(tmp_path):
+    """With batches of any tables, backwards after an export, and state that is saved and loaded."""
+    sizes, generator = (40, 7, 300, 1, 90), np.random.default_rng(0)
+    model = model_of(*sizes)
+    export, tables = DeltaExport(model), [np.zeros((n, 8), np.float32) for n in sizes]
+    pending = []
+    for step in range(60):
+        for changed in read_delta(export.write(tmp_path)):
+            changed.write_to(tables[int(changed.table.removeprefix("kernel."))])
+        for ours, theirs in zip(tables, model.kernel.split_embedding_weights(), strict=True):
+            assert np.array_equal(ours, theirs.detach().numpy())
+        for out in pending:
+            out.sum().backward()
+        counts = [int(generator.integers(3)) * int(generator.integers(2)) for _ in sizes]
+        ids = [
+            i
+            for n, count in zip(sizes, counts, strict=True)
+            for i in generator.integers(n, size=count)
+        ]
+        out = model.kernel(
+            torch.tensor(ids, dtype=torch.int64), torch.tensor([0, *np.cumsum(counts)])
+        )
+        pending = [out] if step % 3 else []
+        if not pending:
+            out.sum().backward()
+        export.load_state_dict(export.state_dict())
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    first, again = DeltaExport(model_of()), DeltaExport(model_of())
+    path = first.write(tmp_path)
+    state = first.state_dict()
+    first.write(tmp_path)
+    with pytest.raises(FileExistsError, match="of another run"):
+        again.write(tmp_path)
+    again.load_state_dict({key.replace("of1", "of2"): value for key, value in state.items()})
+    with pytest.raises(FileExistsError, match=r"00000001-00000-of-00001\.rows: of another run"):
+        again.write(tmp_path)
+    again.load_state_dict(state)
+    assert again.write(tmp_path).name.replace("00000001", "00000000") == path.name
 
 
 def test_a_resumed_run_writes_the_same(tmp_path):
@@ -294,10 +349,10 @@ def test_state_that_does_not_fit_makes_the_next_export_whole(tmp_path, state, ca
     kept = export.state_dict()
     if state == "other ranks":
         kept = {key.replace("of1", "of2"): value for key, value in kept.items()}
-    other = DeltaExport(model_of(400 if state == "other tables" else 500))
+    other = DeltaExport(model_of(*(499, 1) if state == "other tables" else ()))
     other.load_state_dict({} if state == "nothing" else kept)
     assert other.number == (0 if state == "nothing" else 1)
-    assert read_delta(other.write(tmp_path)).is_whole
+    assert read_delta(other.write(tmp_path / "other")).is_whole
     assert ("all rows" in caplog.text) == (state != "nothing")
 
 
@@ -351,6 +406,24 @@ def test_a_reader_needs_numpy_alone(tmp_path):
 def test_codecs_without_a_reader_are_refused(codec, what):
     with pytest.raises(ValueError, match=what):
         DeltaExport(model_of(), codec)
+
+
+def test_models_whose_rows_change_unseen_are_refused():
+    with pytest.raises(ValueError, match="EMAINPLACE_ROWWISE_ADAGRAD changes rows that no batch"):
+        DeltaExport(model_of(optimizer=EmbOptimType.EMAINPLACE_ROWWISE_ADAGRAD))
+    model = model_of()
+    model.set_all_reduce_hook = None  # as a DMPCollection has
+    with pytest.raises(ValueError, match="delta: a DMPCollection averages rows"):
+        DeltaExport(model)
+
+
+def test_tables_of_one_name_are_refused_on_whatever_rank_they_are():
+    model = model_of()
+    for name in ("user", "item"):
+        setattr(model, name, nn.Module())
+        getattr(model, name).module_sharding_plan = {"t": None}
+    with pytest.raises(ValueError, match="two tables are called 't': in user and item"):
+        DeltaExport(model)
 
 
 def test_models_without_fused_tables_are_refused():

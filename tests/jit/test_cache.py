@@ -27,8 +27,8 @@ sys.path.insert(0, sys.argv[1])
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import trec_qcomm
-from trec_qcomm.jit import cache
-from trec_qcomm.ops.dispatch import first_outside
+    from trec_qcomm.jit import cache
+    from trec_qcomm.ops.dispatch import first_outside
 import numpy as np
 assert trec_qcomm.__file__.startswith(sys.argv[1]), trec_qcomm.__file__
 assert first_outside(np.array([1.0, 3.0]), 0.0, 2.0) == 1

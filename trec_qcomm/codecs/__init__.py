@@ -7,7 +7,6 @@ from trec_qcomm.codecs.cast import Cast, Identity
 from trec_qcomm.codecs.error_bounded import ErrorBounded
 from trec_qcomm.codecs.minifloat import Float6, Float8
 from trec_qcomm.codecs.rowwise import Rowwise
-from trec_qcomm.core.registry import register_codec
 
 __all__ = [
     "Cast",
@@ -16,5 +15,4 @@ __all__ = [
     "Float8",
     "Identity",
     "Rowwise",
-    "register_codec",
 ]

@@ -1,8 +1,8 @@
 """Registry of codecs: name -> class (for YAML), wire id -> decoder (for frames).
 
-The names and wire ids of extensions' codecs are listed here. The module of such a codec is imported
-when a config names it or a frame of it arrives; the import registers the codec. A codec of another
-package is imported when a config names it, by an entry point of that name in `trec_qcomm.codecs`.
+The names and wire ids of this package's codecs are listed here. The module of such a codec is
+imported when a config names it or a frame of it arrives; the import registers the codec. A codec of
+another package is imported when a config names it, by an entry point in `trec_qcomm.codecs`.
 """
 
 from importlib import import_module
@@ -14,13 +14,17 @@ _BY_NAME: dict[str, type[Codec]] = {}
 _DECODERS: dict[int, Codec] = {}
 
 # {module: names and wire ids of the codecs that it registers}
-_EXTENSIONS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+_MODULES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "trec_qcomm.codecs.cast": (("identity", "cast"), (1, 2, 3)),
+    "trec_qcomm.codecs.rowwise": (("rowwise",), (4, 5, 6)),
+    "trec_qcomm.codecs.error_bounded": (("error_bounded",), (7,)),
+    "trec_qcomm.codecs.minifloat": (("float6", "float8"), (12, 13, 24, 25)),
     "trec_qcomm.ext.dct.codecs": (("topk", "forward_mask", "threshold"), (8, 9, 10)),
     "trec_qcomm.ext.fbgemm.codec": (("fbgemm",), (14, 15, 16, 17, 18, 19, 20, 21)),
 }
-_MODULE_OF_NAME = {name: module for module, (names, _) in _EXTENSIONS.items() for name in names}
+_MODULE_OF_NAME = {name: module for module, (names, _) in _MODULES.items() for name in names}
 _GROUP = "trec_qcomm.codecs"  # of entry points
-_MODULE_OF_WIRE_ID = {id_: module for module, (_, ids) in _EXTENSIONS.items() for id_ in ids}
+_MODULE_OF_WIRE_ID = {id_: module for module, (_, ids) in _MODULES.items() for id_ in ids}
 
 
 def register_codec(codec_type: type[Codec], *decoders: Codec) -> None:

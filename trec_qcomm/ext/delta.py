@@ -12,9 +12,9 @@ import logging
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import numpy as np
@@ -36,16 +36,6 @@ from trec_qcomm.wire.row_files import MAGIC, VERSION
 
 _VALUES = 1 << 20  # of a frame
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """Rows of one shard that are to be written. rows: [n] int64, numbers in the bank."""
-
-    header: dict[str, Any]
-    matrix: Tensor
-    rows: Tensor
-    shift: int  # from a number in the bank to one in the shard
 
 
 class DeltaExport:
@@ -75,19 +65,22 @@ class DeltaExport:
                 f"delta: {codec!r}: numpy has no decoder for it; allowed: identity, cast, rowwise, "
                 "float6, float8, and error_bounded with the encoder bitpack"
             )
+        if hasattr(model, "set_all_reduce_hook"):
+            raise ValueError(
+                "delta: a DMPCollection averages rows that other replicas looked up, and no export "
+                "sees that; save its state_dict"
+            )
+        _check_names(model)
         kernels, self._banks = kernels_and_banks(model, "delta")
         for bank in self._banks:
             check_dim(self.codec, bank.dims[0], f"delta: table {bank.tables[0]!r}")
-        paths = {shard.partition(" ")[0] for bank in self._banks for shard in bank.shards}
-        names = {name for bank in self._banks for name in bank.tables}
-        if len(paths) != len(names):
-            raise ValueError(f"delta: two tables have one name: {', '.join(sorted(paths))}")
-        self._changed = [bank.first.new_zeros(sum(bank.num_rows)).bool() for bank in self._banks]
+        self._changed = [
+            bank.first.new_zeros(sum(bank.num_rows), dtype=torch.bool) for bank in self._banks
+        ]
         touch = [partial(changed.index_fill_, 0, value=True) for changed in self._changed]
         self._watch = Watch(kernels, touch)
-        self.number, self._is_whole = 0, True
-        started = dist.is_initialized()
-        self._place = (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
+        self.number, self._is_whole, self._goes_on = 0, True, False
+        self._place = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
     def write(self, folder: str | Path) -> Path:
         """Write a file of the rows that changed since the last export, and return its path.
@@ -95,11 +88,14 @@ class DeltaExport:
         The file has its name only once all of it is on the disk. Until then the rows count as
         changed, so a later export has them. Waits for a GPU.
 
-        Raises: OSError: the file cannot be written.  UnencodableError: the same as Codec.encode.
+        Raises: OSError: the file cannot be written.  FileExistsError: the folder has files of
+            another run.  UnencodableError: the same as Codec.encode.
         """
         rank, num_ranks = self._place
         path = Path(folder) / f"delta-{self.number:08}-{rank:05}-of-{num_ranks:05}.rows"
         path.parent.mkdir(parents=True, exist_ok=True)
+        if not self._goes_on:
+            self._check_folder(path)
         unfinished = path.with_suffix(".unfinished")
         try:
             with open(unfinished, "wb") as file:
@@ -110,9 +106,18 @@ class DeltaExport:
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
-        _sync_folder(path.parent)
         self._begin_next()
+        self._goes_on = True
+        _sync_folder(path.parent)
         return path
+
+    def _check_folder(self, path: Path) -> None:
+        """Raise FileExistsError if a server would read files of another run after this file."""
+        _, number, rank, _, num_ranks = path.stem.split("-")
+        for file in sorted(path.parent.glob("delta-*.rows")):
+            its = file.stem.split("-")
+            if its[1] >= number and (its[2] == rank or its[4] != num_ranks):
+                raise FileExistsError(f"{file}: of another run; remove it, or take another folder")
 
     def send(self, callback: Callable[[bytes], object]) -> None:
         """Hand the bytes of the file that `write` would write to a function, block after block.
@@ -129,11 +134,9 @@ class DeltaExport:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank needs so that its next export has all rows that changed."""
-        bits = {
-            bank.shards[0]: torch.from_numpy(np.packbits(changed.cpu().numpy()))
-            for bank, changed in zip(self._banks, self._changed, strict=True)
-        }
-        counts = int64_tensor([self.number, int(self._is_whole)])
+        changed = torch.cat([torch.zeros(0, dtype=torch.bool), *(c.cpu() for c in self._changed)])
+        counts = int64_tensor([self.number, int(self._is_whole), self._tables_key()])
+        bits = torch.from_numpy(np.packbits(changed.numpy()))
         return {rank_key(*self._place): {"counts": counts, "changed": bits}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -142,24 +145,26 @@ class DeltaExport:
         Raises: ValueError: no such state.
         """
         check_names(state, "state: delta")
-        ours = by_short_key(state).get(rank_key(*self._place).partition(" ")[0])
-        self._begin_next()
-        self._is_whole, self.number = True, 0
-        for kept in by_short_key(state).values():
+        by_rank = by_short_key(state)
+        for kept in by_rank.values():
             check_names(kept, "state: delta", ("counts", "changed"), needed="counts")
-            self.number = max(self.number, int(kept["counts"][0]))
-        sizes = {
-            bank.shards[0]: (len(changed) + 7) // 8
-            for bank, changed in zip(self._banks, self._changed, strict=True)
-        }
-        if ours is None or {name: len(bits) for name, bits in ours["changed"].items()} != sizes:
-            if state:
-                _log.warning("delta: the state is of other ranks or tables; next, all rows go")
-            return
-        self._is_whole = bool(ours["counts"][1])
-        for bank, changed in zip(self._banks, self._changed, strict=True):
-            bits = ours["changed"][bank.shards[0]].numpy()
-            changed.copy_(torch.from_numpy(np.unpackbits(bits, count=len(changed)).astype(bool)))
+        self._begin_next()
+        self.number = max((int(kept["counts"][0]) for kept in by_rank.values()), default=0)
+        ours = by_rank.get(rank_key(*self._place).partition(" ")[0], {})
+        self._goes_on = bool(ours) and int(ours["counts"][2]) == self._tables_key()
+        self._is_whole = not self._goes_on or bool(ours["counts"][1])
+        if self._goes_on:
+            sizes = [len(changed) for changed in self._changed]
+            bits = torch.from_numpy(np.unpackbits(ours["changed"].numpy(), count=sum(sizes)))
+            for changed, loaded in zip(self._changed, torch.split(bits, sizes), strict=True):
+                changed.copy_(loaded)
+        elif state:
+            _log.warning("delta: the state is of other ranks or tables; next, all rows go")
+
+    def _tables_key(self) -> int:
+        """Return a number that tells shards of other tables or sizes apart."""
+        shards = [[list(bank.shards), list(bank.num_rows), bank.dims] for bank in self._banks]
+        return zlib.crc32(json.dumps(shards).encode())
 
     def _begin_next(self) -> None:
         self._watch.note_cleared()
@@ -169,43 +174,38 @@ class DeltaExport:
 
     def _blocks(self) -> Iterator[bytes]:
         """Yield the bytes of the file (FORMAT.md, "Files of rows")."""
-        shards = [
-            rows
-            for bank, changed in zip(self._banks, self._changed, strict=True)
-            for rows in self._rows_of(bank, changed)
-        ]
+        pairs = zip(self._banks, self._changed, strict=True)
+        shards = [shard for bank, changed in pairs for shard in self._shards(bank, changed)]
         header = {"number": self.number, "whole": self._is_whole}
         header |= dict(zip(("rank", "ranks"), self._place, strict=True))
-        text = json.dumps(header | {"tables": [shard.header for shard in shards]}).encode()
+        text = json.dumps(header | {"tables": [of_table for of_table, *_ in shards]}).encode()
         text = text.ljust((len(text) + 7) // 8 * 8)
-        begin = b"".join([MAGIC, VERSION.to_bytes(4, "little"), len(text).to_bytes(8, "little")])
-        yield begin + text
-        key, number = zlib.crc32(begin + text), 0
-        for shard in shards:
-            for rows in torch.split(shard.rows, _rows_a_frame(shard.matrix.shape[1])):
-                values = shard.matrix.index_select(0, rows)
-                yield from self._part(rows.cpu() - shard.shift, values, key, number)
+        begin = MAGIC + pack("<3I", VERSION, len(text), zlib.crc32(text)) + text
+        yield begin
+        key, number = zlib.crc32(begin), 0
+        for of_table, values, chosen in shards:
+            for part in torch.split(chosen.nonzero().view(-1), of_table["counts"]):
+                yield from self._part(part.cpu(), values.index_select(0, part), key, number)
                 number += 1
 
-    def _rows_of(self, bank: Bank, changed: Tensor) -> Iterator[_Rows]:
-        matrix, ends = bank.resident()[WEIGHTS], bank.first.tolist()
-        rows = (changed | self._is_whole).nonzero().view(-1)
-        per_table = torch.split(rows, bank.counts(rows).tolist())
-        for table, (first_row, first_column) in enumerate(bank.offsets):
-            of_table, size = per_table[table], _rows_a_frame(matrix.shape[1])
+    def _shards(
+        self, bank: Bank, changed: Tensor
+    ) -> Iterator[tuple[dict[str, Any], Tensor, Tensor]]:
+        """Yield of each table its header, [rows, D] values, and [rows] bool, rows to write."""
+        sizes, matrix = list(bank.num_rows), bank.resident()[WEIGHTS]
+        chosen = torch.split(changed | self._is_whole, sizes)
+        for number, values in enumerate(torch.split(matrix, sizes)):
+            size = max(1, _VALUES // values.shape[1])
+            whole, rest = divmod(int(chosen[number].sum()), size)
             header = {
-                "name": bank.tables[table],
-                "first_row": first_row,
-                "first_column": first_column,
-                "dim": matrix.shape[1],
-                "counts": [len(part) for part in torch.split(of_table, size) if len(part)],
-            }
-            yield _Rows(header, matrix, of_table, ends[table])
+                "name": bank.tables[number], "dim": values.shape[1],
+                "first_row": bank.offsets[number][0], "first_column": bank.offsets[number][1],
+                "counts": [size] * whole + [rest] * (rest > 0),
+            }  # fmt: skip
+            yield header, values, chosen[number]
 
     def _part(self, rows: Tensor, values: Tensor, key: int, number: int) -> Iterator[bytes]:
-        """Yield a message of ids and a frame of rows; nothing for no rows."""
-        if not len(rows):
-            return
+        """Yield a message of ids and a frame of rows."""
         ones = torch.ones(len(rows), dtype=torch.int32)
         bags = Bags(rows, ones, int64_tensor([len(rows)]))
         ids = id_messages.pack(bags, [1], even_bags=len(rows)).buffer.numpy().tobytes()
@@ -216,20 +216,21 @@ class DeltaExport:
         buffer = torch.zeros(frame_nbytes[0], dtype=torch.uint8)
         buffer[int(at[0]) :] = encoded.payload[: int(encoded.nbytes[0])].cpu()
         frame.seal(
-            buffer,
-            frame_nbytes,
-            [1],
-            layouts=[zlib.crc32(ids, key)],
-            call=number,
-            codecs=int64_tensor([self.codec.wire_id]),
-            num_rows=segments.num_rows,
+            buffer, frame_nbytes, [1], layouts=[zlib.crc32(ids, key)], call=number,
+            codecs=int64_tensor([self.codec.wire_id]), num_rows=segments.num_rows,
             nbytes=encoded.nbytes,
-        )
+        )  # fmt: skip
         yield buffer.numpy().tobytes()
 
 
-def _rows_a_frame(dim: int) -> int:
-    return max(1, _VALUES // dim)
+def _check_names(model: nn.Module) -> None:
+    """Raise ValueError if two collections have tables of one name, on whatever rank they are."""
+    paths: dict[str, str] = {}
+    for path, module in model.named_modules():
+        for name in getattr(module, "module_sharding_plan", ()):
+            first = paths.setdefault(name, path)
+            if not path.startswith(first):  # a module may hold the collection that it is made of
+                raise ValueError(f"delta: two tables are called {name!r}: in {first} and {path}")
 
 
 def _sync_folder(folder: Path) -> None:

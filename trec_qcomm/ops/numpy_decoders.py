@@ -14,7 +14,7 @@ import numpy as np
 from trec_qcomm.core.errors import CorruptFrameError
 
 Array = Any  # numpy's own type says neither shape nor dtype
-_FLT_MAX = np.finfo(np.float32).max
+_TINY, _FLT_MAX = np.finfo(np.float32).tiny, np.finfo(np.float32).max
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -23,6 +23,9 @@ def numbers(data: Array, width: int, count: int) -> Array:
 
     Returns: unsigned, with the least of 8, 16, 32 and 64 bits that holds them.
     """
+    if width in (1, 2, 4, 8):
+        parts = data[..., None] >> np.arange(0, 8, width, dtype=np.uint8)
+        return (parts & np.uint8(2**width - 1)).reshape(*data.shape[:-1], -1)[..., :count]
     bits = np.unpackbits(data, axis=-1, count=count * width, bitorder="little")
     room = next(room for room in (8, 16, 32, 64) if room >= width)
     padded = np.zeros((*data.shape[:-1], count, room), np.uint8)
@@ -151,10 +154,13 @@ def _error_bounded(data: Array, n: int, dim: int) -> Array:
         raise CorruptFrameError("error_bounded: more verbatim values than bytes")
     body = data[8 : 8 + size]
     step = data[:4].view("<f4")
-    if encoder == 0 and size == 4 * num_values:
+    if encoder == 0 and size == 4 * num_values and not num_verbatim:
         x = body.view("<f4").astype(np.float32)
-    elif encoder == 1:
-        x = _bitpacked(body, num_values).astype(np.float32) * step
+    elif encoder == 1 and _TINY <= step[0] <= _FLT_MAX:
+        q = _bitpacked(body, num_values)
+        if np.abs(q).max() > 2**22:
+            raise CorruptFrameError("error_bounded: an index out of range")
+        x = q.astype(np.float32) * step
     elif encoder == 4 and size == 0:
         x = np.full(num_values, bits, np.uint32).view(np.float32)
     else:

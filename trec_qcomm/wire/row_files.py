@@ -69,7 +69,10 @@ class Delta:
             raise CorruptFrameError("no file of rows (magic)")
         if (version := int(data[4:6].view("<u2")[0])) != VERSION:
             raise CorruptFrameError(f"version {version}; this release reads version {VERSION}")
-        begin = HEADER_NBYTES + int(data[8:16].view("<u8")[0])
+        size, crc = data[8:16].view("<u4").tolist()
+        begin = HEADER_NBYTES + size
+        if size % 8 or zlib.crc32(data[HEADER_NBYTES:begin]) != crc:
+            raise CorruptFrameError("torn: its header is not what was written")
         header = _header(bytes(data[HEADER_NBYTES:begin]))
         self.number, self.is_whole = header["number"], header["whole"]
         self.rank, self.num_ranks = header["rank"], header["ranks"]
@@ -97,14 +100,14 @@ class Delta:
             try:
                 rows = decode_ids(part.ids, part.count)
                 values = decode_rows(part.codec, part.segment, part.count, table["dim"])
-            except (ValueError, IndexError) as error:
+            except (ValueError, IndexError, OverflowError) as error:
                 raise CorruptFrameError(str(error), table=table["name"]) from error
             yield ChangedRows(
                 table["name"], rows + table["first_row"], table["first_column"], values
             )
 
 
-def read_delta(source: str | Path | bytes) -> Delta:
+def read_delta(source: str | Path | bytes | bytearray | memoryview) -> Delta:
     """Open a file that DeltaExport wrote, or the bytes that it handed out. Needs numpy alone.
 
         for changed in trec_qcomm.read_delta(path):
@@ -112,7 +115,7 @@ def read_delta(source: str | Path | bytes) -> Delta:
 
     Raises: CorruptFrameError: a file that is torn, changed, or none; nothing is yielded then.
     """
-    if isinstance(source, bytes):
+    if not isinstance(source, str | Path):
         return Delta(np.frombuffer(source, np.uint8))
     if not Path(source).stat().st_size:
         raise CorruptFrameError(f"{source}: an empty file")
@@ -130,7 +133,7 @@ def _header(text: bytes) -> dict[str, Any]:
         objects = [(header, types), *((table, _FIELDS) for table in header["tables"])]
         fits = all(type(o[name]) is kind for o, kinds in objects for name, kind in kinds.items())
         fits = fits and all(type(n) is int and n > 0 for t in header["tables"] for n in t["counts"])
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise CorruptFrameError("its header is not whole") from error
     if not fits:
         raise CorruptFrameError("its header has other fields")

@@ -184,7 +184,12 @@ def _names_of(kernel: Any, path: str, purpose: Purpose) -> list[_Shard]:
     return names
 
 
+_ALL_ROWS = ("EMAINPLACE_ROWWISE_ADAGRAD", "ENSEMBLE_ROWWISE_ADAGRAD")  # optimizers that move them
+
+
 def _tables_of(module: Any, names: Sequence[_Shard], purpose: Purpose) -> list[_Table]:
+    if purpose == "delta" and module.optimizer.name in _ALL_ROWS:
+        raise ValueError(f"delta: {module.optimizer.name} changes rows that no batch looks up")
     states = (purpose == "sync" and module.get_optimizer_state()) or [{} for _ in names]
     placements = module.weights_physical_placements
     tables = []
