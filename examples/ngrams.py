@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Float8, Identity, Rowwise
+from trec_qcomm.codecs import Cast, ErrorBounded, Float8, Identity, Rowwise
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.rows import ByModulo, RowChannel, exchange_rows
 from trec_qcomm.testing import run_ranks
@@ -37,7 +37,6 @@ CODECS: dict[str, tuple[Codec, Codec]] = {  # of rows, and of their gradients
     "bf16": (Cast("bf16"), Cast("bf16")),
     "int8": (Rowwise(8), Rowwise(8, "stochastic")),
     "float8": (Float8("e4m3"), Float8("e4m3", "stochastic")),
-    "float6": (Float6("e4m1"), Float6("e4m1", "stochastic")),
     "int4": (Rowwise(4), Rowwise(4, "stochastic")),
     "bounded": (ErrorBounded(0.01), ErrorBounded(0.01)),
 }

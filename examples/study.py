@@ -49,9 +49,10 @@ def train_rank(model, batch=batch):
     dense = [p for name, p in model.named_parameters() if "towers" in name]
     optimizer, losses = torch.optim.Adam(dense, lr=0.01), []
     for features, labels in map(batch, range(STEPS + TEST_STEPS)):
-        loss = loss_of(model(features), labels)
+        with torch.set_grad_enabled(len(losses) < STEPS):  # the other batches are the test
+            loss = loss_of(model(features), labels)
         losses.append(loss.item())
-        if len(losses) <= STEPS:  # the other batches are the test
+        if loss.requires_grad:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -179,12 +179,11 @@ class Report:
         self.bar.set_postfix_str(f"loss {loss:.4f}, sent {told}")
 
     def add_export(self, export: DeltaExport) -> None:
-        """Write the rows of this rank that changed; rank 0 says how long it took."""
+        """Write the rows of this rank that changed, and say how long it took."""
         begin = time.perf_counter()
         path = export.write(self.options.deltas)
         took = f"{path.stat().st_size / 1e3:.1f} KB in {time.perf_counter() - begin:.3f} s"
-        if self.is_writer:
-            self.bar.write(f"{path}: {took}")
+        self.bar.write(f"{path}: {took}")
 
     def interrupted(self, trainer: Trainer) -> None:
         """Say where a run that was told to stop can be resumed."""

@@ -1,23 +1,19 @@
 """bench-net: real hosts on a network of a given speed, and what is said of what they measured."""
 
 import argparse
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
-from studies import in_turn, measured
-from torchrec.distributed.comm import get_local_size
+from studies import measured
 
 from examples.bench.net import __main__ as bench
 from examples.bench.net import hosts
 from tests.commands import run as run_command
 from tests.examples.test_bench_tables import record
 from trec_qcomm.lab import records
-from trec_qcomm.lab.records import TrainingRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "best.yaml"
@@ -88,32 +84,12 @@ def test_bytes_that_could_not_be_told_are_refused_before_the_first_network(tmp_p
         bench.check_counts(asked, [setup, {"plan": "two_level", "ranks_per_node": 4}])
 
 
-@pytest.mark.parametrize("ranks_per_host", ["0", "3"])
-def test_hosts_that_the_ranks_do_not_fill_are_refused(ranks_per_host, tmp_path):
-    command = [sys.executable, str(ROOT / "examples" / "criteo" / "studies" / "in_turn.py")]
-    command += ["--configs", "stock", "--out", str(tmp_path / "net.jsonl")]
-    command += ["--ranks-per-host", ranks_per_host]
-    env = os.environ | {"WORLD_SIZE": "4", "RANK": "0"}
-    done = run_command(command, env=env, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2
-    assert f"ranks_per_host {ranks_per_host}: 4 ranks do not fill such hosts" in done.stderr
-
-
 def test_the_command_refuses_them_before_it_builds_a_network(tmp_path, refused):
     config, out = tmp_path / "mine.yaml", tmp_path / "net.jsonl"
     config.write_text("dense: {codec: {codec: cast, dtype: bf16}, algorithm: recursive_doubling}")
     said = refused("--ranks-per-host", 2, "--hosts", 2, "--configs", config, "--out", out)
     assert "mine.yaml: dense: algorithm: recursive_doubling: the share that leaves" in said
     assert "[1/" not in said
-
-
-def test_a_file_that_is_no_record_of_a_network_is_told(tmp_path, refused):
-    out = tmp_path / "net.jsonl"
-    records.append(out, TrainingRecord(configuration="a", steps=1))
-    said = refused("--configs", "stock", "--out", out)
-    assert "net.jsonl, line 1: a record of kind training, not network" in said
-    out.write_text(out.read_text() + '{"hosts": 2, "ra')
-    assert "net.jsonl, line 2: " in refused("--configs", "stock", "--out", out)
 
 
 @emulated
@@ -162,23 +138,6 @@ def test_a_host_that_fails_ends_the_others(end, words):
     ):
         network.run([sys.executable, "-c", code], timeout_s=120)
     assert time.monotonic() - begin < 60
-
-
-def test_ranks_per_node_is_what_torchrec_calls_a_node(tmp_path, monkeypatch):
-    for name in ("init_process_group", "barrier", "destroy_process_group"):
-        monkeypatch.setattr(dist, name, lambda *_, **__: None)
-    for name, value in (("RANK", 1), ("WORLD_SIZE", 4), ("LOCAL_WORLD_SIZE", 1)):
-        monkeypatch.setenv(name, str(value))
-    words = "--configs stock --steps 1 --plan two_level --ranks-per-node 2 --out"
-    monkeypatch.setattr(sys, "argv", ["in_turn.py", *words.split(), str(tmp_path / "net.jsonl")])
-    node_sizes = []
-
-    def measure(*_):
-        node_sizes.append(get_local_size(4))
-        return []
-
-    measured.run("", in_turn.TRAIN_OPTIONS, measure)
-    assert node_sizes == [2]
 
 
 @emulated

@@ -3,7 +3,6 @@
 import gzip
 import json
 import lzma
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ import numpy as np
 import pytest
 from data import convert as convert_module
 from data import tsv
-from data.convert import check_source, convert, default_folder, load
+from data.convert import check_source, convert, load
 from data.dataset import FEATURES, Batches, Dataset, IdChoice, prepare
-from data.folder import load_folder, map_npz
+from data.folder import load_folder
 from data.synthetic import generate
 from data.tsv import MISSING_CATEGORY, NUM_DENSE, NUM_SPARSE, Rows, list_files, parse, read_file
 
@@ -133,17 +132,6 @@ def test_more_than_one_percent_malformed_is_an_error(
         read(path)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz"])
-def test_a_file_that_was_cut_short_is_named(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"rows.tsv{suffix}"
-    write_tsv(RAW, path)
-    whole = path.read_bytes()
-    for damaged in (whole[:-20], whole[: len(whole) // 2] + b"\xff" * 50, b"no archive"):
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"rows\.tsv\{suffix}: cannot be read to its end: "):
-            load(path)
-
-
 def test_days_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(ValueError, match="no such file, or a directory without files"):
@@ -215,19 +203,6 @@ def test_a_run_that_was_ended_begins_anew(tmp_path: Path, monkeypatch: pytest.Mo
     convert(tmp_path / "rows.tsv", out, MIN_2, piece_rows=100)
     assert_equal(load_folder(out), prepare(RAW, min_count=2, hash_buckets=None))
     assert not (tmp_path / ".out.unfinished").exists()
-
-
-def test_a_folder_that_cannot_be_written_to_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = tmp_path / "rows.tsv"
-    assert default_folder(source, MIN_2) == tmp_path / "rows.tsv.min_count_2"
-    tmp_path.chmod(0o555)
-    monkeypatch.setattr("tempfile.tempdir", "/elsewhere")
-    folder = default_folder(source, MIN_2)
-    assert folder.parent == Path("/elsewhere") / f"criteo_{os.getuid()}"
-    assert folder != default_folder(tmp_path / "other" / "rows.tsv", MIN_2)
-    tmp_path.chmod(0o755)
 
 
 def test_only_what_was_made_here_is_replaced_and_only_if_asked(tmp_path: Path) -> None:
@@ -320,36 +295,6 @@ def test_mlperfs_multi_hot_files_are_mapped_in_place(tmp_path: Path, dtype: type
     for k, feature in enumerate(FEATURES):
         assert sparse[feature].lengths().tolist() == [POOLING[k]] * 20
         assert sparse[feature].values().tolist() == ids[k][30:50].reshape(-1).tolist()
-
-
-def test_what_cannot_be_mapped_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "x.npz"
-    np.savez_compressed(file, **{"0": np.arange(6).reshape(3, 2)})
-    with pytest.raises(ValueError, match=r"x\.npz: 0\.npy is compressed .* write it anew with"):
-        map_npz(file, ["0"])
-    np.savez(file, **{"0": np.arange(6).reshape(3, 2)})
-    with pytest.raises(ValueError, match=r"x\.npz: .*1\.npy"):
-        map_npz(file, ["0", "1"])
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"x\.npz: "):
-        map_npz(file, ["0"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"sparse": np.zeros((40, 25), np.int32)}, r"sparse.npy: shape \[40, 25\], expected \[40"),
-        ({"labels": np.zeros((39, 1), np.int32)}, r"day_0_labels.npy: shape \[39, 1\], expected"),
-        ({"dense": np.zeros((40, 12), np.float32)}, r"day_0_dense.npy: shape \[40, 12\], expected"),
-        ({"sparse": np.full((40, 26), -1, np.int32)}, "C1 has -1, which is no row of a table"),
-    ],
-)
-def test_a_file_of_another_shape_is_named(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    write_days(tmp_path, [0], **changes)
-    with pytest.raises(ValueError, match=message):
-        load(tmp_path)
 
 
 def test_damaged_folders_and_wrong_options_are_errors(tmp_path: Path) -> None:

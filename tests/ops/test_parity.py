@@ -36,7 +36,7 @@ def codecs() -> list[Codec]:
 
 def dims(codec: Codec) -> tuple[int, ...]:
     if isinstance(codec, ErrorBounded):
-        return (1, 7)
+        return (1,) if codec.encoder == "rans" else (1, 7)
     return (2, 7, 33) if getattr(codec, "rounding", "") == "stochastic" else (1, 3, 7, 16, 64)
 
 

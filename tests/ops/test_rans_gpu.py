@@ -180,7 +180,7 @@ def test_fewer_bytes_than_a_header_get_the_verdict_of_cpu():
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # 4096 steps each way are interpreted
 def test_two_streams():
-    """The second stream is longer; escaped indices in both; word counts that are wrong."""
+    """The second stream is longer; escaped indices in both; a word count that is wrong."""
     num_values = 2 * 65_536 + 77
     q = with_outliers(0.5, num_values, 0.0005)
     values, segments = torch.from_numpy(q.astype(np.float32))[:, None], Segments.packed([len(q)], 1)
@@ -193,9 +193,7 @@ def test_two_streams():
     at += (reference.read_weights(table, int(data[9]) + 1)[1] + 7) // 8
     count_at = at + at % 2 + 4 * escapes + 4 * 2 * 32
     count = int(data[count_at : count_at + 4].view(torch.int32)[0])
-    for word in (count - 1, 2**31 - 1, -1):
-        forged = data.clone()
-        forged[count_at : count_at + 4].view(torch.int32)[0] = word
-        ours, theirs = forged_verdicts(values, segments, forged)
-        assert ours == theirs
-        assert isinstance(ours, tuple)
+    data[count_at : count_at + 4].view(torch.int32)[0] = count - 1
+    ours, theirs = forged_verdicts(values, segments, data)
+    assert ours == theirs
+    assert isinstance(ours, tuple)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ext.dct import by_hand
-from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
+from trec_qcomm.core.segments import Segments, exclusive_cumsum
 from trec_qcomm.ext.dct import places, rows
-from trec_qcomm.ext.dct.masks import Masks, masked_columns, num_masked
+from trec_qcomm.ext.dct.masks import Masks, masked_columns
 from trec_qcomm.testing import awkward_rows, interleaved_segments
 
 VALUES = ("fp32", "fp16", "int8")
@@ -180,19 +180,6 @@ def test_any_bits(words, dim, density, stored):
     check_places(values, segments, stored, limits(segments, 1.0))
 
 
-@pytest.mark.parametrize(("keep", "width"), [(700, 10), (4000, 12), (1, 0), (2, 1)])
-def test_wide_gaps(keep, width):
-    values = torch.zeros(9000, 1)
-    values[keep - 1 :: keep] = 2.0
-    segments, payload = Segments.packed([9000], 1), torch.zeros(2**16, dtype=torch.uint8)
-    thresholds, at = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
-    encoded = places.encode(values, segments, payload, at, thresholds=thresholds, stored="int8")
-    assert int(payload[1]) == width
-    out = torch.empty_like(values)
-    places.decode(encoded, segments, out)
-    assert torch.equal(out, values)
-
-
 @pytest.mark.parametrize("threshold", [0.1, 0.5, 1.0, 1e-46, 1e-45, 3.5e38, 1e300])
 def test_thresholds_are_compared_exactly(threshold):
     near = torch.tensor([threshold, 0.0]).float()
@@ -205,36 +192,3 @@ def test_thresholds_are_compared_exactly(threshold):
         "fp32",
         thresholds=torch.tensor([threshold], dtype=torch.float64),
     )
-
-
-def test_all_values_are_checked_before_anything_is_written():
-    segments = Segments.packed([2], 4)
-    where = (torch.zeros(2, 4), segments, torch.zeros(64, dtype=torch.uint8), torch.tensor([0]))
-    for encode in (rows.encode_above, places.encode):
-        for bad in (-1.0, torch.nan, torch.inf):
-            thresholds = torch.tensor([bad], dtype=torch.float64)
-            with pytest.raises(ValueError, match="is not a finite number >= 0"):
-                encode(*where, thresholds=thresholds, stored="int8")
-        with pytest.raises(ValueError, match=r"thresholds: expected \[1\] float64"):
-            encode(*where, thresholds=torch.ones(1), stored="int8")
-    with pytest.raises(ValueError, match="masks: there are none"):
-        rows.encode_masked(*where, stored="int8")
-
-
-def test_bits_of_masks_beyond_the_last_column_mean_nothing():
-    segments = with_masks(Segments.packed([2], 5))
-    assert bool((segments.notes.bits == 0xFF).all())
-    assert int(rows.masked_nbytes(segments, "fp32")[0]) == 8 + 40
-    assert num_masked(segments.notes, segments).tolist() == [10]
-
-
-def test_encoded_may_lie_in_any_order():
-    """Segments need not be in the payload's order, and other bytes may lie between them."""
-    values = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
-    segments, payload = Segments.packed([2, 4], 8), torch.zeros(512, dtype=torch.uint8)
-    at = torch.tensor([256, 64])
-    encoded = rows.encode_top_k(values, segments, payload, at, k=3, stored="fp32")
-    out = torch.empty_like(values)
-    rows.decode(Encoded(payload, at, encoded.nbytes), segments, out)
-    assert int((out != 0).sum()) == 18
-    assert torch.equal(out[out != 0], values[out != 0])

@@ -16,7 +16,6 @@ from tests.ext.fbgemm.fbgemm_round_trips import (
 )
 from tests.virtual.dry_run import GPU, dry_run
 from trec_qcomm import Contract, Fbgemm, GradientRule, UnencodableError
-from trec_qcomm.comm.frames.plan import plan_frames
 from trec_qcomm.config import codec_from_dict
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
 from trec_qcomm.ext import fbgemm
@@ -35,7 +34,6 @@ MULTIPLE = {name: layout.multiple for name, layout in fbgemm.LAYOUTS.items()}
 every_precision = pytest.mark.parametrize("precision", PRECISIONS)
 INF, NAN = torch.inf, torch.nan
 DIMS = (*range(1, 73), 96, 100, 127, 128, 256, 500, 512)
-FP16_MAX, BF16_MAX = (torch.finfo(dtype).max for dtype in (torch.float16, torch.bfloat16))
 
 
 @every_precision
@@ -91,28 +89,6 @@ def test_every_dim_is_refused_or_equals_fbgemm(precision):
     assert refused == [dim for dim in DIMS if dim % MULTIPLE[precision]]
 
 
-SPECIAL = torch.tensor([-1.0, 3, 0.5, 0, 2, 2, 1, -0.5])
-
-
-def with_value(value: float) -> torch.Tensor:
-    row = SPECIAL.clone()
-    row[2] = value
-    return row
-
-
-@every_precision
-def test_what_becomes_of_nan(precision):
-    """NaN becomes the row's lowest value, -1, its largest magnitude, 3, or 0."""
-    decoded = round_trip(Fbgemm(precision), with_value(NAN)[None], Segments.packed([1], 8))[0]
-    becomes = {"fp16": NAN, "bf16": NAN, "mx4": 0.0}.get(precision, -1.0)
-    if precision.startswith("fp8"):
-        becomes = 3.0
-    assert decoded[2].abs().isclose(torch.tensor(abs(becomes)), equal_nan=True)
-    others = torch.arange(8) != 2
-    assert decoded[others].isfinite().all()
-    assert bool((decoded[others] == 0).all()) == (precision == "mx4")
-
-
 @every_precision
 def test_nonfinite_raise_names_the_first_segment(precision):
     dim = 3 if MULTIPLE[precision] == 1 else 8
@@ -154,15 +130,6 @@ def test_sizes():
         assert Fbgemm(precision).max_nbytes(segments).tolist() == [8 * nbytes, -(-nbytes // 8) * 8]
 
 
-@pytest.mark.parametrize(("dim", "group"), [(8, 8), (24, 8), (48, 16), (32, 32), (256, 32)])
-def test_mx4_groups_are_parts_of_a_row(dim, group):
-    codec = Fbgemm("mx4")
-    assert codec.max_nbytes(Segments.packed([8], dim)) == 8 * (dim // 2 + dim // group)
-    rows = torch.ones(2, dim)
-    rows[0] *= 2.0**20
-    assert torch.equal(round_trip(codec, rows, Segments.packed([2], dim)), rows)
-
-
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
@@ -178,18 +145,6 @@ def test_bad_fields_are_named(fields, name):
 def test_a_block_that_fbgemm_does_not_take_is_refused():
     with pytest.raises(ValueError, match="block: codec fbgemm, precision int2: rows of 20 values"):
         GradientRule(codec=Fbgemm("int2"), block=20)
-
-
-def test_a_table_that_fbgemm_does_not_take_is_refused():
-    expected = "table 'b': codec fbgemm, precision int8: rows of 6 values"
-    with pytest.raises(ValueError, match=expected):
-        plan_frames(
-            [[("a", 8), ("b", 6)]],
-            layouts=[0],
-            codecs=dict.fromkeys("ab", Fbgemm("int8")),
-            table_numbers={"a": 0, "b": 1},
-            rank=0,
-        )
 
 
 def test_too_many_values_for_32_bits_are_refused(monkeypatch):

@@ -22,8 +22,7 @@ A codec is timed on its table alone, 1 MiB or more in a call, and nothing overla
 
 --out is a config for QComm.from_yaml, with the measurements in comments. Each table gets the
 encoder that is fastest over the link, by its bytes and its time on these rows, or identity if
-float32 is faster. Bounds above 0.01 cost quality on Criteo's rows. A GPU has no vector_lz:
---encoders bitpack,rans.
+float32 is faster. Bounds above 0.01 cost quality on Criteo's rows.
 """
 
 import argparse
@@ -64,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--out", type=Path, metavar="FILE.yaml", help="the config to write; what follows is for it")
     add("--force", action="store_true", help="overwrite --out")
     add("--link-gb-s", type=float, default=0.125, help="GB/s a rank can send (default 0.125)")
-    add("--encoders", type=names, default=ENCODERS, metavar="A,B", help="default: all")
+    add("--encoders", type=names, default=ENCODERS, metavar="A,B", help="default: bitpack,rans")
     add("--backward", choices=CODECS["backward"], default="int4", help="codec of gradients")
     add("--bound", type=float, default=0.01, help="relative bound of rows (default 0.01)")
     return parser
