@@ -102,6 +102,6 @@ def test_names_of_modules_in_the_core_are_right():
     kinds = [rule.section_type() for rule in rules if isinstance(rule, At)]
     assert len(kinds) == 9
     assert all(issubclass(kind, Section) for kind in kinds)
-    for module, (names, _) in registry._EXTENSIONS.items():
+    for module, (names, _) in registry._MODULES.items():
         import_module(module)
         assert {registry._BY_NAME[name].__module__ for name in names} == {module}
