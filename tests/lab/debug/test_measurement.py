@@ -20,7 +20,7 @@ from trec_qcomm import (
 )
 from trec_qcomm.comm.frames.plan import plan_frames
 from trec_qcomm.config import read_config
-from trec_qcomm.ext.dct.masks import Masks, new_masks, with_masks
+from trec_qcomm.ext.dct.masks import new_masks, with_masks
 from trec_qcomm.lab.debug import tally
 from trec_qcomm.lab.debug.coding import pack
 from trec_qcomm.lab.debug.recorder import Key, Measurement, Recorder
@@ -163,9 +163,8 @@ def test_masks_of_the_exchange_are_read_and_never_written():
         values, frames = placed(codec, blocks)
         masks = new_masks(frames, values.device)
         kept = masks.bits.fill_(0b1010_0001).clone()
-        with_counts = Masks(masks.bits, masks.at, 3 * frames.num_rows)
         measurement = Measurement([Rowwise(8)])
-        placed_with = with_masks(frames, with_counts)
+        placed_with = with_masks(frames, masks)
         for rows in pack(values, placed_with, seed=0, tolerances=None, names=frames.plan.tables):
             measurement.add(rows)
         assert torch.equal(masks.bits, kept)
