@@ -229,7 +229,7 @@ def _check_names(model: nn.Module) -> None:
     for path, module in model.named_modules():
         for name in getattr(module, "module_sharding_plan", ()):
             first = paths.setdefault(name, path)
-            if not path.startswith(first):  # a module may hold the collection that it is made of
+            if first and not f"{path}.".startswith(f"{first}."):  # the latter holds the former
                 raise ValueError(f"delta: two tables are called {name!r}: in {first} and {path}")
 
 

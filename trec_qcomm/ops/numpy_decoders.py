@@ -55,20 +55,18 @@ def _mixed(z: Array) -> Array:
 def decode_ids(data: Array, count: int) -> Array:
     """Return [count] int64, the ids of a message of one segment with one id a bag.
 
-    Args: data: [W] uint8, what follows the message's header.
+    Args: data: [W] uint8, what follows the message's header.  count: at least 1.
     Raises: CorruptFrameError: another message.
     """
     head: list[int] = []
     at = 0
-    for name in ("L", "runs", "length", "kind", "k", "base", "high")[: 7 if count else 2]:
+    for name in ("L", "runs", "length", "kind", "k", "base", "high"):
         if name == "high" and not head[3] & 4:
             break
         number, at = _varint(data, at)
         head.append(number)
-    if count == 0:
-        return np.zeros(0, np.int64)
     _, runs, length, kind, width, zigzag = head[:6]
-    is_stepped, num_words = kind & 3, count - (kind & 3 > 0)
+    order, num_words = kind & 3, count - (kind & 3 > 0)
     end = at + (num_words * width + 7) // 8
     num_high = head[6] if kind & 4 else 0
     if (head[0], runs, length) != (0, 1, 1) or width > 64 or end + num_high > len(data):
@@ -81,9 +79,9 @@ def decode_ids(data: Array, count: int) -> Array:
         high = np.diff(ones, prepend=-1).astype(np.uint64) - np.uint64(1)
         words += high << np.uint64(width)
     base = np.uint64((zigzag >> 1) ^ (-(zigzag & 1) % 2**64))
-    if is_stepped == 0:
+    if order == 0:
         return (words + base).view(np.int64)
-    steps = np.concatenate([[base], words + np.uint64(is_stepped - 1)])
+    steps = np.concatenate([[base], words + np.uint64(order - 1)])
     return steps.cumsum(dtype=np.uint64).view(np.int64)
 
 
@@ -130,7 +128,7 @@ def _rowwise(bits: int, data: Array, n: int, dim: int) -> Array:
 def _minifloat(bits: int, exponent_bits: int, data: Array, n: int, dim: int) -> Array:
     mantissa_bits, largest_f = bits - 1 - exponent_bits, 2**exponent_bits - 1
     width, sign = (bits * dim + 7) // 8, 1 << (bits - 1)
-    if n and not data[:n].all():
+    if not data[:n].all():
         raise CorruptFrameError("an exponent of 0")
     q = numbers(data[n : n + n * width].reshape(n, width), bits, dim)
     code = (q & (sign - 1)).astype(np.int32)
