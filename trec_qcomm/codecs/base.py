@@ -120,7 +120,8 @@ class SummingRowCodec(RowCodec):
     ) -> None:
         """Write the sums of the rows of several parts to `out`."""
         num_parts = num_parts_of(encoded, segments, held_at)
-        check_sizes(encoded, self.max_nbytes(segments).repeat(num_parts))
+        sizes = self.max_nbytes(segments)
+        check_sizes(encoded, sizes if num_parts == 1 else sizes.repeat(num_parts))
         buffers = out, segments, encoded.payload, encoded.at, encoded.nbytes
         kernels = kernels_of(self.op, check_buffers(*buffers, num_parts=num_parts))
         first = kernels.decode_sum(encoded, segments, out, **self.options, held_at=held_at)

@@ -112,7 +112,7 @@ class Transport:
         """
         outcome: Future[Tensor | Exception] = Future()
         # Not set_exception: DDP reads the future in C++, where an exception is just a value.
-        future = outcome.then(_result_or_error)
+        future = outcome.then(result_or_error)
 
         def job() -> None:
             try:
@@ -205,7 +205,8 @@ class DeviceTransport:
         return dist.P2POp(kind, message, group=self.pg, group_peer=peer)
 
 
-def _result_or_error(outcome: "Future[Tensor | Exception]") -> Tensor:
+def result_or_error(outcome: "Future[Tensor | Exception]") -> Tensor:
+    """Return the tensor of a future, or raise the exception that is its value."""
     result = outcome.value()
     if isinstance(result, Exception):
         raise result

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.integration.gradients.test_device import each_alone
 from trec_qcomm import GradientRule, Identity, Rowwise, Threshold, load_preset
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
 from trec_qcomm.comm.dense.error_feedback import owed
@@ -23,7 +24,7 @@ from trec_qcomm.integration.gradients.dense import DenseGradients
 from trec_qcomm.lab.ranks.ranks import PlayedRanks
 from trec_qcomm.testing import run_ranks
 
-BUCKET_MB = 0.01  # several buckets
+BUCKET_MB = 0.01  # several buckets, which are reduced together
 WIDTHS = (9, 300, 40, 5)
 
 
@@ -152,7 +153,8 @@ STEPS = 20
 
 
 def telescoping():
-    return {algorithm: _telescoping(algorithm) for algorithm in ALGORITHMS}
+    with each_alone():
+        return {algorithm: _telescoping(algorithm) for algorithm in ALGORITHMS}
 
 
 def _telescoping(algorithm):
@@ -243,13 +245,15 @@ def straight_and_resumed():
     """Return {rule: whether all is equal, with the state and without}.
 
     DDP has one bucket in its first step and several later, so resumed runs have others in step 3.
+    Buckets are reduced one by one in the first run, and together in those that are resumed.
     """
     return {name: _straight_and_resumed(dense_rule) for name, dense_rule in RESUMED.items()}
 
 
 def _straight_and_resumed(dense_rule):
     straight = distributed(DenseGradients(dense_rule))
-    expected = train(straight, range(6))
+    with each_alone():
+        expected = train(straight, range(6))
 
     gradients = DenseGradients(dense_rule)
     first = distributed(gradients)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.integration.gradients.test_device import net, train
+from tests.integration.gradients.test_device import each_alone, net, train
 from trec_qcomm import Config, Fbgemm, GradientRule, Rowwise, compress_ddp
 from trec_qcomm.config import LowRank
 from trec_qcomm.integration.checkpoint import load_of_all_ranks
@@ -102,10 +102,11 @@ def low_rank(folder):
         return ddp, compress_ddp(ddp, config)
 
     ddp, handle = of_small_buckets()
-    straight = train(ddp, range(2))
-    model = copy.deepcopy(ddp.module.state_dict())
-    dcp.save({"trec_qcomm": handle}, checkpoint_id=folder)
-    straight += train(ddp, range(2, 4))
+    with each_alone():
+        straight = train(ddp, range(2))
+        model = copy.deepcopy(ddp.module.state_dict())
+        dcp.save({"trec_qcomm": handle}, checkpoint_id=folder)
+        straight += train(ddp, range(2, 4))
     whole, watched = compressed(config | {"debug": {"every": 1, "tables": "0.weight"}})
     in_one_bucket = train(whole, range(4))
     assert "0.weight (left factor), dense" in watched.debug_summary()

@@ -31,7 +31,7 @@ from trec_qcomm import (
 )
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
 from trec_qcomm.comm.transport import DeviceTransport
-from trec_qcomm.integration.gradients import all_reduce
+from trec_qcomm.integration.gradients import all_reduce, joint
 from trec_qcomm.integration.gradients.dense import DenseGradients
 from trec_qcomm.integration.gradients.placement import check_on_gpu, device_of
 from trec_qcomm.testing import run_ranks
@@ -72,6 +72,11 @@ def train(ddp, steps):
     return gradients
 
 
+def each_alone():
+    """Return a context in which no bucket waits for the next one."""
+    return mock.patch.object(joint, "SMALL_NUMEL", 0)
+
+
 def distributed(gradients, device="cpu", **options):
     ddp = DistributedDataParallel(net(device), **{"bucket_cap_mb": 0.0001} | options)
     gradients.register(ddp)
@@ -80,7 +85,7 @@ def distributed(gradients, device="cpu", **options):
 
 @contextmanager
 def on_stand_ins():
-    with fake_gpu(), mock.patch.object(all_reduce, "make_transport", DeviceTransport):
+    with fake_gpu(), each_alone(), mock.patch.object(all_reduce, "make_transport", DeviceTransport):
         yield
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from tests.integration.gradients.test_device import (
     dense_gradients,
     distributed,
+    each_alone,
     on_stand_ins,
     train,
 )
@@ -21,18 +22,20 @@ TIMEOUT_S = 5
 NUM_ROUNDS = 2  # of a step: one of each bucket
 
 
-def registered():
+def registered(num_reduced=NUM_ROUNDS):
     """Return gradients and their DDP, on a process group of its own, after two steps.
 
     By then DDP has put its buckets together anew: there are several, and it communicates in
     backward only.
+
+    Args: num_reduced: number of all-reduces of a step.
     """
     dist.barrier()
     gradients = dense_gradients()
     pg = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))
     ddp = distributed(gradients, process_group=pg, bucket_cap_mb=0.0001)
     train(ddp, range(2))
-    assert len(gradients._reduction.error_feedback._buckets) == NUM_ROUNDS
+    assert len(gradients._reduction.error_feedback._buckets) == num_reduced
     return gradients, ddp
 
 
@@ -64,14 +67,17 @@ def damaging(run, number):
 # On CPU.
 
 
-def damaged_on_rank_0():
+def damaged_on_rank_0(num_reduced):
     """Return the errors of two backwards.
 
-    Rank 0 refuses a frame in the first, and rank 1 waits for rank 0.
+    Rank 0 refuses a frame in the first, and rank 1 waits for rank 0: in the next round, which is
+    in the second backward if a backward has one round.
     """
-    _, ddp = registered()
+    _, ddp = registered(num_reduced)
     run = transport.run_round
     damaged = damaging(run, 1) if dist.get_rank() == 0 else run
+    if dist.get_rank() == 1 and num_reduced == 1:
+        step(ddp)
     with mock.patch.object(transport, "run_round", damaged):
         return [error_of(step, ddp) for _ in range(2)]
 
@@ -112,7 +118,9 @@ def silent_on_rank_1():
 
 
 def everything():
-    errors = {"cpu": damaged_on_rank_0()}
+    errors = {"together": damaged_on_rank_0(1)}
+    with each_alone():
+        errors["cpu"] = damaged_on_rank_0(NUM_ROUNDS)
     with on_stand_ins():
         errors["state first"] = state_asked_for_first()
         errors["step first"] = state_asked_for_after_a_step()
@@ -127,8 +135,9 @@ def ranks():
 
 @pytest.mark.dist
 @pytest.mark.triton
-def test_backward_says_what_was_wrong_with_a_frame(ranks):
-    first, second = ranks[0]["cpu"]
+@pytest.mark.parametrize("case", ["cpu", "together"])
+def test_backward_says_what_was_wrong_with_a_frame(ranks, case):
+    first, second = ranks[0][case]
     assert first.startswith("RuntimeError: ")
     assert "CorruptFrameError: frame from rank 1: " in first
     assert "an all-reduce before this one failed: frame from rank 1: " in second
@@ -136,10 +145,12 @@ def test_backward_says_what_was_wrong_with_a_frame(ranks):
 
 @pytest.mark.dist
 @pytest.mark.triton
-def test_backward_says_that_it_waited_too_long(ranks):
-    first, second = ranks[1]["cpu"]
+@pytest.mark.parametrize("case", ["cpu", "together"])
+def test_backward_says_that_it_waited_too_long(ranks, case):
+    first, second = ranks[1][case]
     assert "LostPeerError: rank 1: rank 0 did not answer in 5" in first
-    assert " s: all-reduce of dense gradients, step 2: " in first
+    number = 3 if case == "together" else 2
+    assert f" s: all-reduce of dense gradients, step {number}: " in first
     assert "Unable to cast" not in first  # DDP's words where it takes an error for a tensor
     assert "an all-reduce before this one failed: " in second
 
@@ -163,6 +174,11 @@ def test_backward_on_a_gpu_says_that_a_rank_is_silent(ranks):
 
 def note_what_a_lost_rank_is(folder):
     """Rank 1 ends in the second round of its backward."""
+    with each_alone():
+        _lose_rank_1(folder)
+
+
+def _lose_rank_1(folder):
     _, ddp = registered()
     run, num_rounds = transport.run_round, 0
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.integration.gradients.test_device import net, train
+from tests.integration.gradients.test_device import each_alone, net, train
 from trec_qcomm import Cast, ErrorBounded, GradientRule, Rowwise, compress_ddp
 from trec_qcomm.comm.dense.error_feedback import owed
 from trec_qcomm.config import (
@@ -59,7 +59,8 @@ def resumed():
     results = {}
     for name, rule in RULES.items():
         ddp, handle = compressed(rule)
-        straight = train(ddp, range(2))
+        with each_alone():
+            straight = train(ddp, range(2))
         model, state = copy.deepcopy((ddp.module.state_dict(), handle.state_dict()))
         straight += train(ddp, [2])
         counts = handle.stats().to_dict()

@@ -80,12 +80,12 @@ def recursive_doubling(coder: MessageCoder, values: Tensor) -> Rounds:
     Args: values: [E], replaced by the sum over ranks.
     """
     rank, n = coder.rank, coder.world_size
-    power = 1 << (n.bit_length() - 1)
-    whole = coder.chunks.span(range(n))
+    power, chunks = 1 << (n.bit_length() - 1), range(coder.chunks.num_chunks)
+    whole = coder.chunks.span(chunks)
     if rank >= power:
         [message] = coder.send(values, whole, CONTRIBUTION)
         yield coder.round([(rank - power, message)], [], None)
-        last_two = coder.chunks.copies(range(n), (0, 1))
+        last_two = coder.chunks.copies(chunks, (0, 1))
         received = yield coder.round([], [rank - power] * 2, last_two)
         pair = values.new_empty(2, len(values))
         coder.receive(received, last_two, pair, [rank - power] * 2)
@@ -104,7 +104,7 @@ def recursive_doubling(coder: MessageCoder, values: Tensor) -> Rounds:
         received = yield coder.round([(partner, message)], [partner], whole.placed)
         # The lower rank's values come first on both ranks: of two NaN a sum takes the first's bits.
         place = int(rank > partner)
-        summand = coder.chunks.copies(range(n), (1 - place,))
+        summand = coder.chunks.copies(chunks, (1 - place,))
         coder.add_up(received, summand, values, [partner], place)
         if folded:
             messages = [message, *messages_of(received, whole.placed)]

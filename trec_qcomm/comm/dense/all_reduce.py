@@ -83,6 +83,10 @@ class AllReduceOptions:
         """Return whether all ranks share one node, so that nothing is sent between nodes."""
         return self.algorithm == "hierarchical" and self.ranks_per_node == world_size > 1
 
+    def num_chunks(self, world_size: int) -> int:
+        """Return into how many chunks settled options cut a bucket: 1, or one for each rank."""
+        return 1 if self.algorithm == "recursive_doubling" else world_size
+
     def settled(self, world_size: int) -> "AllReduceOptions":
         """Return the options that a job of so many ranks really uses.
 
@@ -283,7 +287,8 @@ class Reduction:
     def _rounds(
         self, chunks: BucketChunks, bucket: Tensor, number: int, step: int, part: Part
     ) -> Rounds:
-        values = self._scratch.empty("values", len(bucket), bucket)
+        is_apart = chunks.num_chunks > 1
+        values = self._scratch.empty("values", len(bucket), bucket) if is_apart else bucket
         residuals = self._residuals_of(chunks, values, part)
         measurement = None if self.observer is None else self.observer.begin(chunks, step)
         call = Call(
@@ -305,7 +310,8 @@ class Reduction:
             tolerances=self.tolerances,
             measurement=measurement,
         )
-        chunks.gather(bucket, values)
+        if is_apart:
+            chunks.gather(bucket, values)
         if not part.is_divided:
             values.div_(values.new_full((), self.world_size))  # CUDA inverts a Python number
         numel = len(values) if part.raw_numel is None else part.raw_numel
@@ -326,7 +332,8 @@ class Reduction:
             self._undecided.append((values.isfinite().all(), residuals.end))
         if measurement is not None:
             measurement.end(values)
-        chunks.scatter(values, bucket)
+        if is_apart:
+            chunks.scatter(values, bucket)
         if isinstance(residuals, LostValues) and part.lost is not None:
             chunks.scatter(residuals.lost, part.lost)
         _add_traffic(traffic, coder, raw_nbytes)
@@ -346,7 +353,8 @@ class Reduction:
 
     def _new_chunks(self, parameters: tuple[ParameterShape, ...]) -> BucketChunks:
         numbers = self._numbers_of(parameters)
-        return BucketChunks(parameters, self.world_size, self.options.codings, numbers)
+        num_chunks = self.options.num_chunks(self.world_size)
+        return BucketChunks(parameters, num_chunks, self.options.codings, numbers)
 
     def _numbers_of(self, parameters: tuple[ParameterShape, ...]) -> tuple[int, ...]:
         """Return the number of each parameter's first value, the same in every bucket."""

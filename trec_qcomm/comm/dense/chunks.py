@@ -1,5 +1,7 @@
 """Chunks: how the parameters of a bucket are dealt out to ranks and cut into segments.
 
+An algorithm in which every rank sends whole buckets has one chunk, others one for each rank.
+
 Every parameter is split by itself. So the owner of a value does not depend on the parameter's
 bucket, which DDP changes after its first step. A parameter consists of blocks, the rows that a
 codec sees, and a rest shorter than a block. Chunk c of N gets blocks c/N to (c+1)/N, and the last
@@ -9,7 +11,7 @@ values.
 In `values`, the buffer that an all-reduce works on, chunk 0 comes first, then chunk 1 and so on.
 
 Knows: names, sizes, segments. Does not know: messages, residuals.
-Shapes: N ranks and chunks, E values of P parameters, D values a block.
+Shapes: N chunks, E values of P parameters, D values a block.
 """
 
 import zlib
@@ -124,7 +126,7 @@ class BucketChunks:
 
     Args:
         parameters: P shapes, in the bucket's order.
-        num_chunks: N, the number of ranks.
+        num_chunks: N, 1 or the number of ranks. With 1 the buffer `values` is the bucket itself.
         codings: codecs of the values; `ParameterShape.coding` is an index into them.
         first_numbers: number of each parameter's first value, for the noise of stochastic rounding;
             None: values are counted through the bucket.

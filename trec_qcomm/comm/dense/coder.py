@@ -134,8 +134,8 @@ def messages_of(frames: ReceivedMessages, placed: PlacedFrames) -> list[Message]
     """Return frames, in order, each as a message to send. Args: placed: rows of the frames."""
     counts = placed.plan.segments_per_frame
     if placed.fixed_size:
-        payloads = frame.payload_nbytes(placed.max_nbytes, counts)
-        overheads = [size - n for size, n in zip(frames.nbytes, payloads, strict=True)]
+        pairs = zip(frames.nbytes, placed.payload_nbytes, strict=True)
+        overheads = [size - n for size, n in pairs]
     else:  # in a CPU's memory, without padding
         overheads = [frame.overhead_nbytes(count) for count in counts]
     return [Message(*pair) for pair in zip(frames.messages(), overheads, strict=True)]
@@ -207,7 +207,7 @@ class MessageCoder:
             tolerances: None where the codec's own tolerance holds.
             measurement: observer of this all-reduce; None without one.
         """
-        self.chunks, self.rank, self.world_size = chunks, call.rank, chunks.num_chunks
+        self.chunks, self.rank, self.world_size = chunks, call.rank, len(call.ranks)
         self.scratch, self.sent, self._call = call.scratch, Sent(), call
         self.traffic = Traffic("dense", chunks.names if call.measure else ())
         self.traffic.encode_s, self.traffic.decode_s = timed.encode_s, timed.decode_s

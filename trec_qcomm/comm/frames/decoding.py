@@ -65,9 +65,19 @@ def open_frames(frames: SealedFrames, placed: PlacedFrames, ranks: Sequence[int]
         announced=frames.announced,
         kept=layout.kept if is_planned else None,
     )
-    if is_planned:
+    if is_planned or (
+        placed.fixed_size
+        and frames.nbytes == layout.frame_nbytes
+        and _are_planned(encoded.nbytes, codecs, placed)
+    ):
         return _as_planned(frames.buffer, layout, placed)
     return [_by_sender_codec(group, encoded, codecs, plan, ranks) for group in placed.groups]
+
+
+def _are_planned(nbytes: Tensor, codecs: Tensor, placed: PlacedFrames) -> bool:
+    """Return whether S segments have the sizes and codecs of the plan."""
+    pairs = (codecs, placed.plan.codecs), (nbytes, placed.max_nbytes)
+    return all(bool((a.numpy() == b.numpy()).all()) for a, b in pairs)
 
 
 def _as_planned(buffer: Tensor, layout: FrameLayout, placed: PlacedFrames) -> Opened:

@@ -204,6 +204,11 @@ class PlacedFrames:
         return frame.Announced(self.plan.codecs, self.max_nbytes)
 
     @cached_property
+    def payload_nbytes(self) -> list[int]:
+        """Encoded bytes of each frame's segments, P ints, if all codecs are of fixed size."""
+        return frame.payload_nbytes(self.max_nbytes, self.plan.segments_per_frame)
+
+    @cached_property
     def bytes_to_others(self) -> tuple[Tensor, Tensor]:
         """Raw and encoded bytes of each segment that go to other ranks, [S] int64 each.
 

@@ -51,6 +51,10 @@ def decode_sum(
         num_terms = len(frames.nbytes) + (held_at >= 0)
         terms = (memory or out.new_empty)(num_terms * out.numel()).view(num_terms, out.numel())
         decode_opened(opened, placed, terms, ranks, timer)
+        if num_terms == 2 and held_at >= 0:  # without a copy of what `out` holds
+            pair = [out.view(-1), terms[1 - held_at]]
+            torch.add(*(reversed(pair) if held_at else pair), out=pair[0])
+            return
         if held_at >= 0:
             terms[held_at] = out.view(-1)
         rank_sum(terms, out)

@@ -5,10 +5,10 @@
 
 DDP hands over buckets while backward goes on. They are reduced one after the other, and DDP waits
 for all of them at the end of backward. On CPU a separate thread reduces them, on its own process
-group. On a GPU DDP's thread launches them on a separate stream, in DDP's process group
-(comm.transport). Gradient accumulation (`no_sync`), static graphs and unused parameters work as
-with plain DDP. A parameter that got no gradient on any rank sends zeros and keeps its residual.
-Exact gradients are left to DDP's own all-reduce.
+group, and small buckets wait for the next one (joint.py). On a GPU DDP's thread launches them on a
+separate stream, in DDP's process group (comm.transport). Gradient accumulation (`no_sync`), static
+graphs and unused parameters work as with plain DDP. A parameter that got no gradient on any rank
+sends zeros and keeps its residual. Exact gradients are left to DDP's own all-reduce.
 
 Knows: DDP, rules of the config. Does not know: TorchRec, algorithms.
 """
@@ -40,6 +40,7 @@ from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.integration.agreement import check_equal
 from trec_qcomm.integration.checkpoint import by_rank_key, by_short_key, check_names, rank_key
+from trec_qcomm.integration.gradients.joint import JointBuckets
 from trec_qcomm.integration.gradients.placement import (
     agreed_ranks_per_node,
     check_on_gpu,
@@ -104,6 +105,7 @@ class GradientAllReduce(ABC):
         self.num_steps = 0  # backwards whose gradients were all-reduced
         self._loaded: State = {}
         self._device, self._checks = torch.device("cpu"), DeferredChecks()
+        self._joint = JointBuckets()
         # Empty before `register`.
         self._shapes_by_parameter: dict[nn.Parameter, list[ParameterShape]] = {}
 
@@ -197,17 +199,24 @@ class GradientAllReduce(ABC):
         """
 
     def start(self, bucket: Bucket) -> Future[Tensor]:
-        """Launch one bucket's all-reduce and return a future of its mean."""
+        """Launch one bucket's all-reduce, now or with the next one's, and return a future of its
+        mean."""
         name = f"all-reduce of {self._name}, step {self._reduction.num_steps}"
         is_last = bucket.is_last()
         self.num_steps += is_last
         values = bucket.buffer()
-        if self._is_exact() or self._is_off:
+        if bucket.index() == 0:
+            self._joint.clear()  # of a backward that failed
+        if not self._joint.is_waiting and (self._is_exact() or self._is_off):
             self._reduction.num_steps += is_last
             nbytes = int64_tensor([ring_nbytes(len(values), self._reduction.world_size)])
             self.traffic.add_bytes(int64_tensor([0]), nbytes, nbytes, 0)
             return allreduce_hook(self._ddp.process_group, bucket)
-        shapes = [shape for p in bucket.parameters() for shape in self._shapes_by_parameter[p]]
+        parameters = bucket.parameters()
+        if not is_last and self._joint.is_small(values):
+            return self._joint.keep(parameters, values)
+        parameters, values = self._joint.join(parameters, values)
+        shapes = [shape for p in parameters for shape in self._shapes_by_parameter[p]]
         is_checked = self._check_every and (
             self._was_loaded or (self._reduction.num_steps + 1) % self._check_every == 0
         )
@@ -216,10 +225,11 @@ class GradientAllReduce(ABC):
         rounds = self._rounds(shapes, values, is_last)
         if is_checked:
             place = self._reduction.rank, self._reduction.ranks
-            weights = [parameter.detach() for parameter in bucket.parameters()]
+            weights = [parameter.detach() for parameter in parameters]
             rounds = checked(rounds, shapes, values, weights, *place, name)
             self._was_loaded = self._was_loaded and not is_last
-        return self._transport.start(rounds, values, self._add_wire_s, name)
+        rounds = self._joint.apart(rounds)
+        return self._joint.end(self._transport.start(rounds, values, self._add_wire_s, name))
 
     def _follow_scale(self) -> None:
         """Bring what was kept back to the scale that the loss has in this step."""

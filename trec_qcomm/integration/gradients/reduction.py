@@ -52,7 +52,6 @@ def make_reduction(
     sent = sent_shapes(parameters, matrices)
     for shape in sent:
         check_dim(codings[shape.coding].codec, shape.block, repr(shape.name))
-    chunks = BucketChunks(sent, world_size, codings)
     options = AllReduceOptions(
         codings=codings,
         algorithm=rule.algorithm,
@@ -63,6 +62,7 @@ def make_reduction(
     tolerances = None
     if make_tolerances is not None and not options.is_inside_one_node(world_size):
         settled = options.settled(world_size)
+        chunks = BucketChunks(sent, settled.num_chunks(world_size), codings)
         tolerances = make_tolerances(chunks, sites(settled, rank, world_size))
     kept: dict[str, Any] = {
         "parameters": sent, "tolerances": tolerances, "intra_traffic": intra_traffic

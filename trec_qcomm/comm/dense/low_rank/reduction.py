@@ -34,7 +34,12 @@ from torch import Tensor
 from trec_qcomm.comm.dense.all_reduce import AllReduceOptions, Part, Reduction
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, Site
-from trec_qcomm.comm.dense.low_rank.matrices import Matrices, MatrixShape, orthonormal_rows
+from trec_qcomm.comm.dense.low_rank.matrices import (
+    Matrices,
+    MatrixShape,
+    largest_magnitude,
+    orthonormal_rows,
+)
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.core.codec import Contract
 from trec_qcomm.core.counters import Traffic
@@ -161,7 +166,7 @@ class LowRankReduction(Reduction):
         _pack(rights, second)
         yield from rounds[1]
         # No value of a result is above r times the largest of what came.
-        largest = [torch.linalg.vector_norm(message, torch.inf) for message in (first, second)]
+        largest = [largest_magnitude(message) for message in (first, second)]
         ok = (largest[0] + largest[1] * max(keeper.shape.rank for keeper in kept)).isfinite()
         sums = _unpacked(second, rights)
         shares = _unpacked(lost, rights)  # zero where codecs lose nothing
