@@ -87,9 +87,9 @@ def table(records: Sequence[StudyRecord]) -> str:
     for kind, digits in (("loss", 4), ("auc", 4)):
         means = [np.mean([m[f"{kind}_at_{step}"] for m in exact]) for step in shown]
         lines.append(f"| {kind} | " + " | ".join(f"{mean:.{digits}f}" for mean in means) + " |")
-    columns = [f"at {step}, %" for step in shown] + ["trained, %", "slope, % in 10,000 steps"]
-    lines += ["", "| gap of | seeds | " + " | ".join(columns) + " |"]
-    lines.append("|---" * (len(columns) + 2) + "|")
+    columns = [f"at {step}, %" for step in shown]
+    columns += ["trained model on later rows, %", "slope, % in 10,000 steps"]
+    lines += ["", f"| gap of | seeds | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
     for name, gaps in sorted(gaps_of(records).items(), key=lambda item: item[0] != NULL):
         trained = Change.from_percents(gaps.trained.tolist())
         cells = [*(gaps.at(step) for step in shown), trained, gaps.slope]
