@@ -11,7 +11,7 @@ from trec_qcomm.core.registry import register_codec
 
 
 class Minifloat(RoundingCodec):
-    """RowCodec of floats under an exponent a row. A subclass says of how many bits."""
+    """RowCodec of small floats, with one exponent a row. A subclass sets their number of bits."""
 
     bits: ClassVar[int]
     wire_ids: ClassVar[dict[str, int]]  # of each format
@@ -27,7 +27,7 @@ class Minifloat(RoundingCodec):
 
     @property
     def options(self) -> Options:
-        """Options of the kernels: the bits of a value, and those of its exponent."""
+        """Options of the kernels: the bits of a value, and the bits of its exponent."""
         return {"bits": self.bits, "exponent_bits": int(self.format[1])}
 
     def row_nbytes(self, dim: int) -> int:
@@ -37,9 +37,10 @@ class Minifloat(RoundingCodec):
 
 @dataclass(frozen=True)
 class Float6(Minifloat):
-    """Codec whose error is a fraction of each value, unless that is far below its row's largest.
+    """Codec whose error is a fraction of each value that is not far below its row's largest.
 
-    NaN and inf arrive as such. The exact bound of the error is in ops.minifloat.
+    A smaller value than `format` names has at most the error of the smallest one named. Rounding to
+    float32 adds 2^-23 of the error. NaN and inf arrive as such.
 
     Args:
         format: e4m1: the error is at most 1/4 of the value, for values down to 2^-13 of the row's
@@ -59,7 +60,8 @@ class Float6(Minifloat):
 class Float8(Minifloat):
     """Codec float6 with two more bits a value: its error is a smaller fraction of each value.
 
-    NaN and inf arrive as such. The exact bound of the error is in ops.minifloat.
+    A smaller value than `format` names has at most the error of the smallest one named. Rounding to
+    float32 adds 2^-23 of the error. NaN and inf arrive as such.
 
     Args:
         format: e4m3: the error is at most 1/16 of the value, for values down to 2^-13 of the row's

@@ -22,7 +22,8 @@ class Rowwise(RoundingCodec, SummingRowCodec):
     """Codec that quantizes each row with its own step.
 
     The error is at most half a step with rounding to nearest, and one step with stochastic
-    rounding. ops.rowwise says how large a step is.
+    rounding. A step is about (max - min) / (2^bits - 1) of the row. It is coarser if the row is
+    narrow for its distance from 0, or 2^20 times smaller than the largest row of its segment.
 
     Args:
         bits: bits of a value; fewer is smaller and coarser.

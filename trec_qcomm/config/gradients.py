@@ -59,7 +59,7 @@ class TableGradientRule(AllReduceRule):
 
 @dataclass(frozen=True, kw_only=True)
 class LowRank:
-    """Settings of gradients that are sent as two factors (PowerSGD, comm.dense.low_rank).
+    """Settings of gradients that are sent as two factors (PowerSGD).
 
     A gradient has n rows (the parameter's first dimension) and m columns (all others). It is sent
     as two matrices, n x rank and m x rank, and the rule's codec codes both. What the factors leave
@@ -137,7 +137,7 @@ class GradientRule(AllReduceRule):
             check_gradient_codec("intra", self.intra)
             check_dim(self.intra, self.block, "block")
         if self.scope == "global" and self.refresh is None:
-            raise ValueError("scope: global: only where refresh finds the threshold")
+            raise ValueError("scope: global: only where refresh finds the threshold; else layer")
         if self.error_feedback and self.codec.contract is Contract.EXACT:
             raise ValueError(f"error_feedback: {self.codec.name} keeps nothing back: leave it out")
 

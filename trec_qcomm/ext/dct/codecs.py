@@ -48,7 +48,7 @@ class TopK(Codec):
             of the decimal number as written: 0.07 of 100 is 7.
         threshold: smallest magnitude; keep all values with |x| >= threshold.
         values: format of the values that are sent: fp32, fp16, or int8 with one scale for each
-            segment (ext.dct.values).
+            segment.
     """
 
     density: Annotated[float, Range(0, 1)] | None = None
@@ -132,10 +132,10 @@ class TopK(Codec):
 class ForwardMask(Codec):
     """Codec for gradients of rows that `topk` coded: it sends just the columns that `topk` kept.
 
-    The columns' numbers are not sent: both ends of an exchange remember the masks of forward
-    (ext.dct.masks). Without masks `encode` and `decode` raise ValueError, and `max_nbytes` is the
-    size of all columns. The codec needs a table- or column-wise sharding. With row-wise sharding
-    one gradient goes to all ranks, and each of them kept other columns.
+    The columns' numbers are not sent: both ends of an exchange remember the masks of forward.
+    Without masks `encode` and `decode` raise ValueError, and `max_nbytes` is the size of all
+    columns. The codec needs a table- or column-wise sharding. With row-wise sharding one gradient
+    goes to all ranks, and each of them kept other columns.
 
     Args: values: format of the values that are sent: fp32, fp16, or int8 with one scale for each
         segment.
@@ -186,7 +186,7 @@ class Threshold(Codec):
     Args:
         threshold: smallest magnitude that is sent; a rule's `refresh` changes it while training.
         values: format of the values that are sent: fp32, fp16, or int8 with one scale for each
-            segment (ext.dct.values).
+            segment.
     """
 
     threshold: _Magnitude
