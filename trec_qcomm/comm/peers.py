@@ -93,7 +93,9 @@ class Peers:
             nbytes = [int(length) for length in lengths]
             for rank, n in zip(self.ranks, nbytes, strict=True):
                 if not 0 <= n <= max_nbytes:
-                    raise CorruptFrameError(f"{purpose}: {n} bytes", rank=rank)
+                    raise CorruptFrameError(
+                        f"{purpose}: {n} bytes; allowed: 0 to {max_nbytes}", rank=rank
+                    )
             filled = bytearray(data.ljust(max(1, *nbytes), b"\0"))  # torch takes no empty one
             padded = torch.frombuffer(filled, dtype=torch.uint8).to(device)
             parts = [torch.empty_like(padded) for _ in range(size)]

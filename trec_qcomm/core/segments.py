@@ -34,6 +34,12 @@ def int64_tensor(numbers: Iterable[int]) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.int64)
 
 
+def described(tensor: Tensor) -> str:
+    """Return dtype, shape and layout of a tensor in words, for errors."""
+    gaps = "" if tensor.is_contiguous() else ", not contiguous"
+    return f"{tensor.dtype} {list(tensor.shape)}{gaps}"
+
+
 def exclusive_cumsum(counts: Tensor) -> Tensor:
     """Return [S + 1] int64 offsets, starting at 0, of [S] int64 counts."""
     offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
@@ -93,7 +99,7 @@ class Segments:
                     f"{list(tensor.shape)} {tensor.dtype} on {tensor.device}"
                 )
         if num_segments < 0 or self.dim < 1:
-            raise ValueError(f"Segments: dim {self.dim} < 1 or no offsets")
+            raise ValueError(f"Segments: dim {self.dim} < 1, or offsets are empty")
         offsets, start, stride = self.arrays  # numpy is faster than torch on vectors this short
         num_rows = offsets[1:] - offsets[:-1]
         if offsets[0] != 0 or num_rows.min(initial=0) < 0:
@@ -154,7 +160,7 @@ class Segments:
         """
         if values.dtype not in dtypes or not values.is_contiguous():
             allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise ValueError(f"values: expected contiguous {allowed}, got {values.dtype}")
+            raise ValueError(f"values: expected contiguous {allowed}, got {described(values)}")
         if values.numel() < self.extent:
             raise ValueError(f"values: holds {values.numel()} values, segments {self.extent}")
 

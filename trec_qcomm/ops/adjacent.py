@@ -11,8 +11,10 @@ from trec_qcomm.jit import inner
 
 @inner
 def group_end(first, offsets, start, stride, dim):
-    """Return the end (exclusive) of the longest group that begins at segment `first`: segments of
-    equal num_rows and stride, whose starts increase within one stride."""
+    """Return the end (exclusive) of the longest group that begins at segment `first`.
+
+    Its segments have equal num_rows and stride, and their starts increase within one stride.
+    """
     num_rows = offsets[first + 1] - offsets[first]
     end = first + 1
     while (

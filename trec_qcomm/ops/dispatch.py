@@ -22,7 +22,7 @@ from torch import Tensor
 
 from trec_qcomm.core.devices import is_gpu
 from trec_qcomm.core.errors import CorruptFrameError
-from trec_qcomm.core.segments import ALIGNMENT, Encoded, Segments
+from trec_qcomm.core.segments import ALIGNMENT, Encoded, Segments, described
 from trec_qcomm.jit import kernel, numba
 
 Backend = Literal["reference", "cpu", "gpu"]  # trec_qcomm/ops/__init__.py says what they are
@@ -148,7 +148,7 @@ def check_buffers(
     """
     segments.check_fits(values, dtypes)
     if payload.dtype != torch.uint8 or payload.dim() != 1 or not payload.is_contiguous():
-        raise ValueError(f"payload: expected contiguous [W] uint8, got {payload.dtype}")
+        raise ValueError(f"payload: expected contiguous [W] uint8, got {described(payload)}")
     if payload.device != values.device:
         raise ValueError(f"payload: on {payload.device}, and the values on {values.device}")
     backend = _named_backend(None, values)
@@ -165,7 +165,7 @@ def check_buffers(
     if wrong == _BAD_PLACE:
         raise ValueError(f"at: expected multiples of {ALIGNMENT}")
     if wrong == _NEGATIVE:
-        raise ValueError("nbytes: negative")
+        raise ValueError("nbytes: some are negative")
     if wrong == _BEYOND:
         raise ValueError(f"payload: {payload.numel()} bytes do not hold the segments")
     return backend
@@ -179,7 +179,10 @@ def num_parts_of(encoded: Encoded, segments: Segments, held_at: int = -1) -> int
     """
     num_parts, rest = divmod(len(encoded.at), max(segments.num_segments, 1))
     if rest or (num_parts == 0 and segments.num_segments):
-        raise ValueError(f"at: {len(encoded.at)} places for {segments.num_segments} segments")
+        raise ValueError(
+            f"at: {len(encoded.at)} places for {segments.num_segments} segments; "
+            "allowed: equally many a part"
+        )
     if not -1 <= held_at <= num_parts:
         raise ValueError(f"held_at: {held_at} is not in -1..{num_parts}")
     return num_parts

@@ -19,9 +19,9 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def numbers(data: Array, width: int, count: int) -> Array:
-    """Return [.., count], the numbers of `width` <= 64 bits packed in [.., W] uint8.
+    """Return [.., count], the numbers of `width` <= 64 bits that are packed in [.., W] uint8.
 
-    Returns: unsigned, with the least of 8, 16, 32 and 64 bits that holds them.
+    They are unsigned, of the smallest dtype that holds `width` bits.
     """
     if width in (1, 2, 4, 8):
         parts = data[..., None] >> np.arange(0, 8, width, dtype=np.uint8)
@@ -56,7 +56,7 @@ def decode_ids(data: Array, count: int) -> Array:
     """Return [count] int64, the ids of a message of one segment with one id a bag.
 
     Args: data: [W] uint8, what follows the message's header.  count: at least 1.
-    Raises: CorruptFrameError: another message.
+    Raises: CorruptFrameError: bytes that are no such message.
     """
     head: list[int] = []
     at = 0
@@ -70,12 +70,12 @@ def decode_ids(data: Array, count: int) -> Array:
     end = at + (num_words * width + 7) // 8
     num_high = head[6] if kind & 4 else 0
     if (head[0], runs, length) != (0, 1, 1) or width > 64 or end + num_high > len(data):
-        raise CorruptFrameError("ids: no message of one id a bag")
+        raise CorruptFrameError("ids: not a message of one id a bag")
     words = numbers(data[at:end], width, num_words).astype(np.uint64)
     if kind & 4:
         ones = np.flatnonzero(np.unpackbits(data[end : end + num_high], bitorder="little"))
         if len(ones) != num_words:
-            raise CorruptFrameError("ids: high parts that are not one for each id")
+            raise CorruptFrameError("ids: the numbers of high parts and of ids differ")
         high = np.diff(ones, prepend=-1).astype(np.uint64) - np.uint64(1)
         words += high << np.uint64(width)
     base = np.uint64((zigzag >> 1) ^ (-(zigzag & 1) % 2**64))
@@ -113,7 +113,7 @@ def _times_power_of_two(y: Array, exponent: Array | int) -> Array:
 def _rowwise(bits: int, data: Array, n: int, dim: int) -> Array:
     k, begin = int(data[:2].view("<i2")[0]), 8 + 4 * n
     if not -114 <= k <= 162:
-        raise CorruptFrameError(f"rowwise: an exponent of {k}")
+        raise CorruptFrameError(f"rowwise: exponent {k}; allowed: -114 to 162")
     halves = data[8:begin].view("<u2").reshape(2, n, 1)
     scale = (halves[0] & np.uint16(0x7FFF)).view(np.float16).astype(np.float32)
     low = halves[1].view(np.float16).astype(np.float32)
@@ -129,7 +129,7 @@ def _minifloat(bits: int, exponent_bits: int, data: Array, n: int, dim: int) -> 
     mantissa_bits, largest_f = bits - 1 - exponent_bits, 2**exponent_bits - 1
     width, sign = (bits * dim + 7) // 8, 1 << (bits - 1)
     if not data[:n].all():
-        raise CorruptFrameError("an exponent of 0")
+        raise CorruptFrameError("float6, float8: an exponent of 0; allowed: 1 to 255")
     q = numbers(data[n : n + n * width].reshape(n, width), bits, dim)
     code = (q & (sign - 1)).astype(np.int32)
     f, k = code >> mantissa_bits, code & ((1 << mantissa_bits) - 1)
@@ -162,7 +162,7 @@ def _error_bounded(data: Array, n: int, dim: int) -> Array:
     elif encoder == 4 and size == 0:
         x = np.full(num_values, bits, np.uint32).view(np.float32)
     else:
-        raise CorruptFrameError(f"error_bounded: encoder {encoder} is none that numpy decodes")
+        raise CorruptFrameError(f"error_bounded: encoder {encoder} of {size} bytes is not decoded")
     positions, values = data[end:].view("<u4").reshape(2, num_verbatim)
     if (np.diff(positions.astype(np.int64)) <= 0).any() or (positions >= num_values).any():
         raise CorruptFrameError("error_bounded: positions out of order")
@@ -176,7 +176,7 @@ def _bitpacked(data: Array, count: int) -> Array:
     for first in range(0, len(widths), 32):
         num_blocks = min(32, len(widths) - first)
         if at >= len(data):
-            raise CorruptFrameError("bitpack: its bytes end early")
+            raise CorruptFrameError("bitpack: the bytes end early")
         least, code_bits = int(data[at]) & 31, int(data[at]) >> 5
         codes_end = at + 1 + (code_bits * num_blocks + 7) // 8
         codes = numbers(data[at + 1 : codes_end], code_bits, num_blocks)
@@ -185,7 +185,7 @@ def _bitpacked(data: Array, count: int) -> Array:
         at = codes_end + 4 * int(group.sum())
     at -= (32 - count % 32) % 32 * int(widths[-1]) // 8  # the last block has fewer words
     if at != len(data) or widths.max() > 24:
-        raise CorruptFrameError("bitpack: its bytes are not as many as its widths say")
+        raise CorruptFrameError("bitpack: the number of bytes is not what the widths say")
     padded, starts = np.concatenate([data, np.zeros(96, np.uint8)]), np.concatenate(begins)
     words = np.empty((len(widths), 32), np.int64)
     for width in np.unique(widths).tolist():
@@ -216,12 +216,12 @@ def decode_rows(codec: int, data: Array, n: int, dim: int) -> Array:
     """Return [n, dim] float32, the rows of a segment, n > 0.
 
     Args: codec: wire id.  data: [W] uint8, the segment's bytes.
-    Raises: CorruptFrameError: bytes that are no segment, or a codec that is not DECODED.
+    Raises: CorruptFrameError: bytes that no encoder writes, or a codec that is not in DECODED.
     """
     if codec == _ERROR_BOUNDED:
         return _error_bounded(data, n, dim)
     if codec not in _FIXED:
-        raise CorruptFrameError(f"codec {codec} is none of {DECODED}, which numpy decodes")
+        raise CorruptFrameError(f"codec {codec}: numpy has no decoder; allowed: {DECODED}")
     decode, beside, of_row, bits = _FIXED[codec]
     expected = (beside + n * (of_row + (bits * dim + 7) // 8) + 7) // 8 * 8
     if len(data) != expected:

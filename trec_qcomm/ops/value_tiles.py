@@ -62,8 +62,10 @@ def tiles_of(segments: Segments, at: Tensor, device: torch.device) -> Tiles:
 
 @triton.jit
 def lists_of_tile(first, num_lists, STEPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr):
-    """Return for each VECTOR values of this program: whether there are any, their list, and the
-    number of the first one in the list. int64, as everything that counts values."""
+    """Return, for each VECTOR values of this program, where they lie in the lists.
+
+    Returns: whether there are any; their list; and the number of the first one in it, int64.
+    """
     begin, total = tl.program_id(0).to(tl.int64) * BLOCK, tl.load(first + num_lists)
     number = begin + tl.arange(0, BLOCK // VECTOR) * VECTOR
     live, number = number < total, tl.minimum(number, total - VECTOR)
@@ -76,8 +78,10 @@ def lists_of_tile(first, num_lists, STEPS: tl.constexpr, VECTOR: tl.constexpr, B
 
 @triton.jit
 def row_and_column(number, dim, WIDE: tl.constexpr):
-    """Return the row and column of values that are numbered row by row. WIDE: whether numbers may
-    need more than 31 bits."""
+    """Return the row and column of values that are numbered row by row.
+
+    Args: WIDE: whether numbers may need more than 31 bits.
+    """
     if WIDE:
         dim = tl.cast(dim, tl.int64)
         row, column = number // dim, number % dim

@@ -131,8 +131,10 @@ class ErrorFeedback:
         known = self.state_dict()
         for name, sites in state.items():
             for site, residual in sites.items():
-                if name in known and residual.shape != next(iter(known[name].values())).shape:
-                    raise ValueError(f"residual of {name!r}, {site}: {list(residual.shape)} values")
+                size = residual.shape
+                due = next(iter(known[name].values())).shape if name in known else size
+                if size != due:
+                    raise ValueError(f"residual of {name!r}, {site}: {list(size)}, not {list(due)}")
         self._buckets.clear()
         self._kept = known | {name: self._translated(sites) for name, sites in state.items()}
 
@@ -148,7 +150,10 @@ class ErrorFeedback:
         if set(sites) <= set(self._sites):
             return {site: residual.cpu().clone() for site, residual in sites.items()}
         if not self.takes(sites):
-            raise ValueError(f"residuals of {', '.join(sites)}: here are {', '.join(self._sites)}")
+            raise ValueError(
+                f"residuals at {', '.join(sites)}: this rank encodes at {', '.join(self._sites)}; "
+                "use load_resized"
+            )
         return {CONTRIBUTION: owed(sites)}
 
 

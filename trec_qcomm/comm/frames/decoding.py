@@ -189,7 +189,8 @@ def _by_sender_codec(
         which = (used == wire_id).nonzero().view(-1)
         codec, members = registry.decoder(wire_id), group.members[which]
         if codec is None:
-            raise _error_at(int(members[0]), f"unknown codec {wire_id}: import it", plan, ranks)
+            reason = f"unknown codec {wire_id}; import the module that registers it"
+            raise _error_at(int(members[0]), reason, plan, ranks)
         part = CodecGroup(codec, group.segments.subset(which), members)
         parts.append((part, _bytes_of(part, encoded)))
     return parts

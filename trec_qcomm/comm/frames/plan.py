@@ -275,7 +275,10 @@ def plan_frames(
     if num_summands > 1:
         for (table, _), codec in zip(flat, segment_codecs, strict=True):
             if codec.contract is Contract.BOUNDED and codec.tolerance is None:
-                raise ValueError(f"table {table!r}: {codec!r} is BOUNDED and has no tolerance")
+                raise ValueError(
+                    f"table {table!r}: {codec!r} is BOUNDED and has no tolerance, which the number "
+                    "of summands divides; give its class the property `tolerance`"
+                )
     remote = [fan_out - 1] if fan_out > 1 else [int(p != rank) for p in range(len(frames))]
     return FramePlan(
         tables=tuple(table for table, _ in flat),

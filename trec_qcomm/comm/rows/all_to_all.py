@@ -48,7 +48,8 @@ class PooledAllToAll(PooledCollective):
             exact, gradient_divisor, uncoded: arguments of `start`.
         Returns: PendingRows of [M]: for each owner, for each of its shards, this rank's rows; or
             what `uncoded` returns.
-        Raises: ValueError: rows of another shape or dtype.  UnencodableError.
+        Raises: ValueError: rows of another shape or dtype.  UnencodableError: a value that a codec
+            refuses.
         """
         exchange = self._coding_for(exact).plan.place_packed(
             int64_tensor(chain.from_iterable(rows_sent)), int64_tensor(rows_received)

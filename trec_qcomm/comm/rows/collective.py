@@ -210,9 +210,10 @@ class RowCollective(Channel):
         uncoded: Uncoded | None = None,
         then: Callable[[Tensor], Tensor] | None = None,
     ) -> Any:
-        """Launch the exchange. Args: then: see PendingRows.  The others: those of `start`.
+        """Launch the exchange. The arguments are those of `start`, and `then` of PendingRows.
 
-        Raises: ValueError: rows of another shape or dtype.  UnencodableError.
+        Raises: ValueError: rows of another shape or dtype.  UnencodableError: a value that a codec
+            refuses.
         """
         if not rows.numel():  # a rank without tables looks up no rows, as float32
             rows = rows.to(self.dtype)
@@ -293,7 +294,8 @@ class PooledCollective(RowCollective, ABC):
             uncoded: function that sends the rows and later their gradients without frames, by the
                 backend's own collective. It is called where no codec changes them.
         Returns: PendingRows, or what `uncoded` returns.
-        Raises: ValueError: rows of another shape or dtype.  UnencodableError.
+        Raises: ValueError: rows of another shape or dtype.  UnencodableError: a value that a codec
+            refuses.
         """
         coding, sizes = self._coding_for(exact), tuple(batch_sizes)
         exchange = coding.kept(sizes, lambda: self._place_exchange(coding.plan, sizes))

@@ -98,7 +98,8 @@ class PooledReduceScatter(PooledCollective):
             len(rows_sent[self.rank]), max(len(self.layout.shards_by_rank[0]), 1)
         )
         if rest:
-            raise ValueError(f"{self.name}: {len(rows_sent[self.rank])} sizes for the shards")
+            sizes, shards = len(rows_sent[self.rank]), len(self.layout.shards_by_rank[0])
+            raise ValueError(f"{self.name}: {sizes} sizes; allowed: a multiple of {shards} shards")
         coding = self._coding_for(exact)
         plan = coding.kept(("repeated", repeats), lambda: self._make_plan(coding.codecs, repeats))
         owned = packed(plan.forward_sent, int64_tensor(chain.from_iterable(rows_sent)))
@@ -129,7 +130,7 @@ class PooledReduceScatter(PooledCollective):
             shape: shape of the result.
             exact, gradient_divisor: arguments of `start`.
         Returns: pending sums of that shape.
-        Raises: UnencodableError.
+        Raises: UnencodableError: a value that a codec refuses.
         """
         coding, size = self._coding_for(exact), self.world_size
         plan = coding.kept(

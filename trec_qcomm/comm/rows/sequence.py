@@ -50,7 +50,8 @@ class SequenceAllToAll(RowCollective):
             uncoded: argument of PooledCollective.start.
         Returns: PendingRows of [M, D]: for each owner, for each of its shards, this rank's rows;
             or what `uncoded` returns.
-        Raises: ValueError: rows of another shape or dtype.  UnencodableError.
+        Raises: ValueError: rows of another shape or dtype.  UnencodableError: a value that a codec
+            refuses.
         """
         coding = self._coding_for(exact)
         sizes = tuple(map(tuple, rows_sent.tolist())), tuple(rows_received.tolist())

@@ -157,7 +157,9 @@ class _CodedDist(nn.Module, Generic[C]):
         if given:
             return given
         if num_rows % world_size:
-            raise ValueError(f"{num_rows} rows over {world_size} ranks: make batches equal")
+            raise ValueError(
+                f"local_embs: {num_rows} rows over {world_size} ranks; make batches equal"
+            )
         return [num_rows // world_size] * world_size
 
 
@@ -429,7 +431,9 @@ class CodedSequenceDist(
         notes = notes_on(sharding_ctx)
         sent = notes.sent
         if sharding_ctx is None or sent is None:
-            raise ValueError("the batch's context lacks what was sent: was input_dist replaced?")
+            raise ValueError(
+                "sharding_ctx: lacks the ids that were sent; call the module's input_dist"
+            )
         rows_sent = self._rows_sent(sharding_ctx)
         rows_received = torch.tensor(sent.num_ids, dtype=torch.int64)
         if notes.repetition is not None:

@@ -123,7 +123,7 @@ class GradientAllReduce(ABC):
             - loaded state of another DDP
         """
         if self._shapes_by_parameter:
-            raise ValueError("gradients: there is a DDP already; make one of these for each")
+            raise ValueError("gradients: there is a DDP already; make an object for each DDP")
         device = device_of(_names_of(ddp))
         group = make_gloo_group(ddp.process_group) if device.type == "cpu" else ddp.process_group
         self._prepare(ddp, device, group)

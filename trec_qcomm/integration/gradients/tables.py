@@ -33,7 +33,9 @@ class TableGradients(GradientAllReduce):
         tables = _tables_of(module)
         for parameter, name in names.items():
             if parameter not in tables:
-                raise ValueError(f"data_parallel: the tables of {name!r} are unknown")
+                raise ValueError(
+                    f"data_parallel: the tables of {name!r} are unknown; leave data_parallel out"
+                )
         return {parameter: tables[parameter] for parameter in names}
 
     def _make_reduction(

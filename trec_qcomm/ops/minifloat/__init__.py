@@ -10,7 +10,7 @@ Numerics:
     Multiply both bounds by 1 + 2^-23, as the number of steps is rounded to float32. For e5m2 add
     2^-150: some of its codes lie between subnormals. 2^128 decodes to the largest float32. NaN and
     inf arrive as such. The sign of 0 is lost.
-OCP: apart from ties and -0, the codes of e4m3 are OCP's of x 2^(8 - e), and those of e5m2 OCP's of
+OCP: apart from ties and -0, e4m3 has OCP's codes for x 2^(8 - e), and e5m2 has OCP's codes for
     x 2^(16 - e). OCP reads e5m2's code of 2^e as inf. The codes of inf and NaN are our own.
 Source: block floating point; Rouhani et al. 2023 (microscaling formats: e3m2, e4m3 and e5m2 under a
 shared power of two). Ours: e4m1, rows of any length, stochastic rounding, NaN and inf.

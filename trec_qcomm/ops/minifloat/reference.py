@@ -52,8 +52,7 @@ def times_power_of_two(x: Tensor, k: Tensor) -> Tensor:
 def quantize(y: Tensor, *, bits: int, exponent_bits: int, u: Tensor | float) -> Tensor:
     """Quantize y, whose finite values are below 1 in magnitude, to [n, D] uint8 codes.
 
-    A step is 2^-M times the power of two below |y|; below the normal numbers it is the step of f =
-    1.
+    A step is 2^-M times the power of two below |y|. Below the normal numbers it is that of f = 1.
     The code counts steps: floor(t + u) with t = |y| / step.
 
     Args: y: [n, D] float32.  u: 1/2 for nearest, or [n, D] in [0, 1) for stochastic rounding.

@@ -8,9 +8,10 @@ nearest even.
 Numerics:
     |x - decoded| <= scale / 2 (nearest) or < scale (stochastic, by the dither of the seed), plus
     float32 rounding. For a row, scale <= (max - min + 2^-10 |min|) / (2^bits - 1) * (1 + 2^-10).
-    A scale that is not 0 is at least 2^-37 of the segment's largest magnitude. So in two
-    cases a row is coarser than its range alone would make it. It is far from 0 for its width, or
-    2^20 times smaller than its segment's largest row. A row 2^120 times smaller decodes to 0.
+    A scale that is not 0 is at least 2^-37 of the segment's largest magnitude. So two kinds of rows
+    are coarser than their range alone would make them: rows that are narrow for their distance
+    from 0, and rows 2^20 times smaller than the segment's largest row. A row 2^120 times smaller
+    decodes to 0.
     Stochastic rounding is UNBIASED, with two exceptions: rows with NaN or inf at 2 bits, where one
     code is left, and subnormal values.
 

@@ -203,7 +203,8 @@ class Matrices:
         """
         for name in self.by_name.keys() & residuals.keys():
             if residuals[name].shape != (self.by_name[name].shape.numel,):
-                raise ValueError(f"residual of {name!r}: {list(residuals[name].shape)} values")
+                size, numel = list(residuals[name].shape), self.by_name[name].shape.numel
+                raise ValueError(f"residual of {name!r}: {size}, not [{numel}]")
         for name in self.by_name.keys() & rights.keys():
             size, columns = list(rights[name].shape), self.by_name[name].shape.num_columns
             if len(size) != 2 or size[1] != columns or not size[0]:

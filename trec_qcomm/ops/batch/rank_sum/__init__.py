@@ -10,7 +10,7 @@ Shapes: P parts of N values.
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.segments import VALUE_DTYPES
+from trec_qcomm.core.segments import VALUE_DTYPES, described
 from trec_qcomm.ops.batch.rank_sum import cpu, reference
 from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend, gpu_kernels
 
@@ -24,11 +24,11 @@ def rank_sum(parts: Tensor, out: Tensor, *, backend: Backend | None = None) -> N
     Raises: ValueError: another shape, dtype or device.
     """
     if parts.dtype not in VALUE_DTYPES or parts.dim() != 2 or not parts.is_contiguous():
-        raise ValueError(f"parts: expected contiguous [P, N] float32, got {parts.dtype}")
+        raise ValueError(f"parts: expected contiguous [P, N] float32, got {described(parts)}")
     if parts.shape[0] == 0:
         raise ValueError("parts: expected at least one")
     if out.dtype != parts.dtype or out.numel() != parts.shape[1] or not out.is_contiguous():
-        raise ValueError(f"out: expected {parts.shape[1]} contiguous values, got {out.dtype}")
+        raise ValueError(f"out: expected {parts.shape[1]} contiguous values, got {described(out)}")
     if out.device != parts.device:
         raise ValueError(f"out: on {out.device}, and the parts on {parts.device}")
     backend = choose_backend(backend, parts)

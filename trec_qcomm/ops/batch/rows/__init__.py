@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.segments import VALUE_DTYPES, exclusive_cumsum
+from trec_qcomm.core.segments import VALUE_DTYPES, described, exclusive_cumsum
 from trec_qcomm.ops.batch.rows import cpu, cpu_16_bit, reference
 from trec_qcomm.ops.batch.rows.destinations import Destinations, RowGroups, Rows
 from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend, gpu_kernels
@@ -75,7 +75,7 @@ def begin_choice(
     Raises: ValueError: another shape, dtype or device.
     """
     if chosen.dtype != torch.bool or chosen.dim() != 1 or not chosen.is_contiguous():
-        raise ValueError(f"chosen: expected contiguous 1-D bool, got {chosen.dtype}")
+        raise ValueError(f"chosen: expected contiguous 1-D bool, got {described(chosen)}")
     backend = choose_backend(backend, chosen)
     for name, tensor in (
         ("first", first),
@@ -169,7 +169,7 @@ def _check(values: Tensor, rows: Rows, packed: Tensor, backend: Backend | None) 
     for tensor in (values, packed):
         if tensor.dtype not in allowed or not tensor.is_contiguous():
             names = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
-            raise ValueError(f"rows: expected contiguous {names}, got {tensor.dtype}")
+            raise ValueError(f"rows: expected contiguous {names}, got {described(tensor)}")
         if tensor.dtype != values.dtype:
             raise ValueError(f"rows: {packed.dtype} where the values are {values.dtype}")
         if tensor.device != rows.position.device:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.segments import exclusive_cumsum
+from trec_qcomm.core.segments import described, exclusive_cumsum
 from trec_qcomm.ops.batch.unique import cpu, cpu_order, reference
 from trec_qcomm.ops.batch.unique.reference import BagBlocks, UniqueBags
 from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend, gpu_kernels
@@ -237,7 +237,8 @@ def _check_groups(num_bags: Tensor, max_share: Tensor, total: int) -> None:
 def _check_bags(values: Tensor, lengths: Tensor, weights: Tensor | None) -> None:
     for name, tensor in (("values", values), ("lengths", lengths)):
         if tensor.dtype not in _IDS or tensor.dim() != 1 or not tensor.is_contiguous():
-            raise ValueError(f"{name}: expected contiguous 1-D int32 or int64, got {tensor.dtype}")
+            got = described(tensor)
+            raise ValueError(f"{name}: expected contiguous 1-D int32 or int64, got {got}")
     if lengths.device != values.device:
         raise ValueError(f"lengths: on {lengths.device}, and the ids on {values.device}")
     if weights is not None and (
@@ -246,7 +247,7 @@ def _check_bags(values: Tensor, lengths: Tensor, weights: Tensor | None) -> None
         or not weights.is_contiguous()
         or weights.device != values.device
     ):
-        raise ValueError(f"weights: expected contiguous [{len(values)}] float32, beside the ids")
+        raise ValueError(f"weights: expected contiguous [{len(values)}] float32 on the ids' device")
 
 
 def _check_blocks(
@@ -254,11 +255,12 @@ def _check_blocks(
 ) -> Backend:
     for name, tensor, dims in (("rows", rows, 1), ("matrix", matrix, 2)):
         if tensor.dtype != torch.float32 or tensor.dim() != dims or not tensor.is_contiguous():
-            raise ValueError(f"{name}: expected contiguous {dims}-D float32, got {tensor.dtype}")
+            got = described(tensor)
+            raise ValueError(f"{name}: expected contiguous {dims}-D float32, got {got}")
         if tensor.device != inverse.device:
             raise ValueError(f"{name}: on {tensor.device}, and inverse on {inverse.device}")
     if inverse.dtype != torch.int64 or inverse.dim() != 2 or not inverse.is_contiguous():
-        raise ValueError(f"inverse: expected contiguous [F, B] int64, got {inverse.dtype}")
+        raise ValueError(f"inverse: expected contiguous [F, B] int64, got {described(inverse)}")
     if inverse.shape[1] != matrix.shape[0]:
         raise ValueError(f"inverse: of {inverse.shape[1]} samples, the matrix has {len(matrix)}")
     vectors = arrays(*blocks.vectors)

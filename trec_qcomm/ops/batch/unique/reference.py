@@ -31,9 +31,9 @@ class UniqueBags:
 class BagBlocks:
     """Places of the rows of S blocks.
 
-    A block is the rows of one feature's (or column shard's) bags. Its rows lie in two
-    buffers. Packed, there is one row for each distinct bag. In a matrix
-    with one row for each sample, block s is the columns column[s] : column[s] + dim[s].
+    A block is the rows of one feature's (or column shard's) bags. Its rows lie in two buffers. The
+    packed one has a row for each distinct bag. The other one is a matrix with a row for each
+    sample, in which block s has the columns column[s] : column[s] + dim[s].
 
     Args:
         start: [S] int64 on CPU, where the packed rows begin in their buffer, in values.
@@ -58,8 +58,10 @@ class BagBlocks:
 def unique_bags(
     values: Tensor, lengths: Tensor, num_bags: Tensor, max_share: Tensor, weight_bits: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return first, counts and inverse (see UniqueBags). weight_bits: [N] int32, or [0] without
-    weights."""
+    """Return first, counts and inverse (see UniqueBags).
+
+    Args: weight_bits: [N] int32, or [0] without weights.
+    """
     ids = torch.split(values, lengths.tolist())
     bits = torch.split(weight_bits, lengths.tolist()) if len(weight_bits) else ids
     bags = [(tuple(i.tolist()), tuple(w.tolist())) for i, w in zip(ids, bits, strict=True)]

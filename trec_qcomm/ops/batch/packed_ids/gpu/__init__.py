@@ -1,9 +1,9 @@
 """Packed ids in Triton. Same bytes as reference.py.
 
-Encoding: choose the parameters of each segment; find sizes and places; wait for the sizes; find the
-ones of high parts; write.
-Decoding: read the heads; wait for the numbers of bags and ids; find the ones of high parts; read;
-wait for what is wrong with the bytes.
+Encoding has five parts: choose the parameters of each segment, find sizes and places, wait for the
+sizes, find the ones of high parts, and write.
+Decoding has five, too: read the heads, wait for the numbers of bags and ids, find the ones of high
+parts, read, and wait for what is wrong with the bytes.
 Most programs take a segment. Programs that lay out or read heads take a message, because a head
 begins where the head before it ends.
 Shapes: P messages, S segments in all, B bags, N ids, W bytes.

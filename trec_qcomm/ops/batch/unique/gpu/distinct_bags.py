@@ -74,8 +74,10 @@ def unique_bags(
 def take_bags(
     values: Tensor, lengths: Tensor, bags: Tensor, weights: Tensor | None, num_ids: int | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the ids, lengths and weights of some bags. num_ids: how many ids they have; None makes
-    the host wait for it."""
+    """Return the ids, lengths and weights of some bags.
+
+    Args: num_ids: how many ids they have; None: the host waits for this number.
+    """
     taken, ends = lengths.index_select(0, bags), lengths.cumsum(0, dtype=torch.int64)
     taken_ends = taken.cumsum(0, dtype=torch.int64)
     if num_ids is None:
