@@ -84,7 +84,7 @@ def recomputed(channel):
 
 
 def refused(channel):
-    with pytest.raises(ValueError, match="ids: one belongs to a rank that is none of 0 to 2"):
+    with pytest.raises(ValueError, match="rank_of gives a rank that is none of 0 to 2"):
         exchange_rows(torch.tensor([NUM_ROWS]), whole_table(), RULES["range"], channel)
     with pytest.raises(ValueError, match="splits: 2 for 3 ranks"):
         all_to_all(whole_table(), [1, 2], channel)

@@ -1,4 +1,4 @@
-"""Rows without TorchRec: tables that are sharded by rows over ranks, such as those of n-grams.
+"""Rows without TorchRec: tables that are sharded by rows over ranks, such as tables of n-grams.
 
     from trec_qcomm.codecs import Rowwise
     from trec_qcomm.rows import ByRange, RowChannel
@@ -8,9 +8,9 @@
     shard = nn.Parameter(torch.randn(len(owner.rows_of(dist.get_rank())), 64))
     vectors = exchange_rows(ids, shard, owner, channel=channel)    # [*ids.shape, 64]
 
-Each rank asks the owners of its ids for their rows, each different id once; ids travel packed, rows
-and their gradients coded. Gradients of equal ids are summed before they are coded, and the
-gradients of all ranks where the row lies. `all_to_all` is the exchange of rows alone.
+Each rank asks the owners of its ids for rows, once for each different id. Ids travel packed. Rows
+and gradients travel coded. A rank sums the gradients of equal ids before coding, and the owner of a
+row sums the gradients of all ranks. `all_to_all` is the exchange of rows alone.
 
 With torch.compile the calls break the graph. With activation checkpointing the exchange is made
 again in backward, on all ranks alike.
@@ -45,15 +45,15 @@ class Owner(Protocol):
     """Rule that says which rank has the row of an id."""
 
     def rank_of(self, ids: Tensor) -> Tensor:
-        """Return [N] int64, the number in the group of the rank that has each row."""
+        """Return [N] int64, the rank (in the group) that has each row. Args: ids: [N]."""
 
     def place_of(self, ids: Tensor) -> Tensor:
-        """Return [N] int64, the place of each row in its owner's shard."""
+        """Return [N] int64, the index of each row in its owner's shard. Args: ids: [N]."""
 
 
 @dataclass(frozen=True)
 class ByRange:
-    """Rule by which each rank has adjacent rows, as many as the others or one less.
+    """Rule by which each rank has adjacent rows. Numbers of rows differ by one at most.
 
     Args: num_rows: rows of the table.  num_ranks: P.
     """
@@ -90,15 +90,17 @@ class ByModulo:
 
 
 class RowChannel:
-    """Codecs, counters and numbers of calls of exchanges of rows in one group.
+    """Codecs, counters and number of calls of the exchanges of rows in one group.
 
     All ranks of the group make it with the same arguments, and use it in the same order. Layers may
-    share one or have one each. It is a Stateful: a run that loads the state draws the same noise.
+    share a channel or have one each. A channel is a Stateful of torch.distributed.checkpoint: a run
+    that loads its state draws the same noise.
 
     Args:
         dim: D.
-        codec, backward: codecs of the rows, and of their gradients; None: that of the rows.
-        group: the ranks; None: all.
+        codec: codec of the rows; None: Identity, which is exact.
+        backward: codec of the gradients of the rows; None: `codec`.
+        group: process group of the ranks; None: all ranks.
         seed: seed of stochastic rounding.
         dtype: dtype of the rows, float32, float16 or bfloat16.
         name: text for errors and traces.
@@ -121,7 +123,7 @@ class RowChannel:
     ) -> None:
         pg = dist.group.WORLD if group is None else group
         if pg is None:
-            raise ValueError("group: torch.distributed is not initialized")
+            raise ValueError("group: torch.distributed is not initialized; call init_process_group")
         layout = Layout(((FeatureShard(_TABLE, _TABLE, 0, dim),),) * pg.size(), dtype)
         codec = Identity() if codec is None else codec
         codecs = DirectionCodecs({_TABLE: codec}, {_TABLE: backward or codec})
@@ -132,7 +134,7 @@ class RowChannel:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return {"step": the number of training calls}."""
+        """Return {"step": [] int64, the number of training calls}."""
         return {"step": torch.tensor(self.collective.step)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -144,12 +146,15 @@ class RowChannel:
 def all_to_all(rows: Tensor, splits: Sequence[int], channel: RowChannel) -> Tensor:
     """Send rows to all ranks, and return the rows that came from them, for autograd. Collective.
 
-    Args: rows: [N, D], rank by rank.  splits: P numbers of rows for the ranks.
+    Args: rows: [N, D], of the channel's dtype, rank by rank.  splits: P numbers of rows.
     Returns: [M, D], rank by rank. Backward sends the gradients of these rows back.
-    Raises: ValueError: rows of another shape or dtype.  CorruptFrameError.  LostPeerError.
+    Raises: ValueError: rows of another shape or dtype.  CorruptFrameError: a frame is wrong.
+        LostPeerError: a peer is gone.
     """
     if len(splits) != channel.collective.world_size:
-        raise ValueError(f"splits: {len(splits)} for {channel.collective.world_size} ranks")
+        raise ValueError(
+            f"splits: {len(splits)} for {channel.collective.world_size} ranks; give one a rank"
+        )
     sent = torch.tensor(splits, dtype=torch.int64)
     received = _exchanged(channel, sent, rows.device)
     came: Tensor = channel.collective.start(rows, sent[None], received).wait()
@@ -174,15 +179,16 @@ def exchange_rows(
             [M, D] of [M] ids of this rank, for autograd.
         owner: rule that says where rows are.
         channel: codecs and group.
-        unique: whether each different id is asked for once.
+        unique: whether equal ids are sent once.
         packed_ids: whether ids travel packed.
-    Raises: ValueError: an id without an owner.  CorruptFrameError.  LostPeerError.
+    Raises: ValueError: an id without an owner.  CorruptFrameError: a message is wrong.
+        LostPeerError: a peer is gone.
     """
     size, flat = channel.collective.world_size, ids.reshape(-1)
     wanted, inverse = torch.unique(flat, return_inverse=True) if unique else (flat, ...)
     ranks = owner.rank_of(wanted)
     if len(ranks) and not 0 <= int(ranks.min()) <= int(ranks.max()) < size:
-        raise ValueError(f"ids: one belongs to a rank that is none of 0 to {size - 1}")
+        raise ValueError(f"ids: owner.rank_of gives a rank that is none of 0 to {size - 1}")
     order = torch.argsort(ranks, stable=True)
     counts = torch.bincount(ranks, minlength=size).cpu()
     asked, asked_counts = _send_ids(wanted[order], counts, channel, is_packed=packed_ids)

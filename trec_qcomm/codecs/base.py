@@ -62,8 +62,8 @@ class KernelCodec(Codec):
     def encoder_options(self, nbytes: Tensor, seed: int, tolerances: Tensor | None) -> Options:
         """Return the options of the kernel that encodes. Raise ValueError for bad arguments.
 
-        Args: nbytes: [S] int64, the most bytes of each segment; a kernel may write the bytes it
-            took.
+        Args: nbytes: [S] int64, the most bytes of each segment; a kernel may replace them by the
+            bytes that it wrote.
         """
         return self.options
 

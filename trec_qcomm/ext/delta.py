@@ -3,7 +3,7 @@
 It watches the kernels as replicas do (ext.replicas.watch): a row counts as changed once a training
 batch looked it up. It sends nothing: each rank writes the rows of its own shards.
 
-Knows: kernels, codecs, frames, files. Does not know: process groups but for its rank.
+Knows: kernels, codecs, frames, files. Does not know: process groups, except its own rank.
 Shapes: R rows of a bank; n changed rows; D values a row.
 """
 
@@ -39,15 +39,15 @@ _log = logging.getLogger(__name__)
 
 
 class DeltaExport:
-    """Exports of the rows of a sharded model's tables. Make one on each rank, and use it alike.
+    """Exports of the rows of a sharded model's tables. Each rank has one and calls it alike.
 
         export = trec_qcomm.DeltaExport(model, Rowwise(8))
         qcomm.state["delta"] = export            # or among a checkpoint's objects
         ...
         path = export.write("deltas")            # between two steps
 
-    The first export has all rows. It needs no QComm: any model of TorchRec with fused tables has
-    exports. Tables that DDP keeps (DATA_PARALLEL) are not among them, and belong to the dense part.
+    The first export has all rows. No QComm is needed: any model of TorchRec with fused tables will
+    do. Tables that DDP keeps (DATA_PARALLEL) are not exported: they belong to the dense part.
 
     Attributes: number: number of the next export.
     """
@@ -122,7 +122,7 @@ class DeltaExport:
     def send(self, callback: Callable[[bytes], object]) -> None:
         """Hand the bytes of the file that `write` would write to a function, block after block.
 
-        If the function raises, the rows count as changed still.
+        If the function raises, the rows still count as changed.
         """
         for block in self._blocks():
             callback(block)
@@ -140,7 +140,7 @@ class DeltaExport:
         return {rank_key(*self._place): {"counts": counts, "changed": bits}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`. State of other ranks or tables: the next export is whole.
+        """Continue from a `state_dict`. State of other ranks or tables makes the next one whole.
 
         Raises: ValueError: no such state.
         """

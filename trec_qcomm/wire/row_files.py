@@ -22,7 +22,7 @@ _FIELDS = {"name": str, "first_row": int, "first_column": int, "dim": int, "coun
 
 @dataclass(frozen=True, eq=False)
 class ChangedRows:
-    """Rows of one table, as they are now.
+    """Changed rows of one table, with their new values.
 
     Args:
         table: name of the table.
@@ -37,7 +37,7 @@ class ChangedRows:
     values: Array
 
     def write_to(self, table: Array) -> None:
-        """Write the values to their places in a whole table. Args: table: [rows, dim]."""
+        """Write the values to their places in a whole table. Args: table: [rows, dim] float32."""
         table[self.rows, self.first_column : self.first_column + self.values.shape[1]] = self.values
 
 
@@ -51,7 +51,7 @@ class _Part:
 
 
 class Delta:
-    """Rows of one file, checked when it is opened; iterate over it for the ChangedRows.
+    """Rows of one file, which is checked when it is opened. Iterating over it yields ChangedRows.
 
     Attributes:
         number: number of the export, from 0 on.
@@ -63,7 +63,7 @@ class Delta:
     def __init__(self, data: Array) -> None:
         """Check all bytes of a file. Args: data: [W] uint8.
 
-        Raises: CorruptFrameError: a file that is torn, changed, or none.
+        Raises: CorruptFrameError: a file that is torn or changed, or no file of rows.
         """
         if bytes(data[:4]) != MAGIC or len(data) < HEADER_NBYTES:
             raise CorruptFrameError("no file of rows (magic)")
@@ -91,7 +91,7 @@ class Delta:
                 segment = frame[_ONE_SEGMENT:]
                 self._parts.append(_Part(table, count, ids[32:], codec, segment))
         if begin != len(data):
-            raise CorruptFrameError(f"{len(data) - begin} bytes after its end")
+            raise CorruptFrameError(f"{len(data) - begin} bytes after its last rows")
 
     def __iter__(self) -> Iterator[ChangedRows]:
         """Yield the rows of each table, some 2^20 values at a time."""
@@ -100,8 +100,9 @@ class Delta:
             try:
                 rows = decode_ids(part.ids, part.count)
                 values = decode_rows(part.codec, part.segment, part.count, table["dim"])
-            except (ValueError, IndexError, OverflowError) as error:
-                raise CorruptFrameError(str(error), table=table["name"]) from error
+            except (CorruptFrameError, ValueError, IndexError, OverflowError) as error:
+                reason = getattr(error, "reason", str(error))
+                raise CorruptFrameError(reason, table=table["name"]) from error
             yield ChangedRows(
                 table["name"], rows + table["first_row"], table["first_column"], values
             )
@@ -113,7 +114,8 @@ def read_delta(source: str | Path | bytes | bytearray | memoryview) -> Delta:
         for changed in trec_qcomm.read_delta(path):
             changed.write_to(tables[changed.table])
 
-    Raises: CorruptFrameError: a file that is torn, changed, or none; nothing is yielded then.
+    Raises: CorruptFrameError: a file that is torn or changed, or no file of rows. This is found
+        before any row is yielded.
     """
     if not isinstance(source, str | Path):
         return Delta(np.frombuffer(source, np.uint8))
@@ -134,9 +136,9 @@ def _header(text: bytes) -> dict[str, Any]:
         fits = all(type(o[name]) is kind for o, kinds in objects for name, kind in kinds.items())
         fits = fits and all(type(n) is int and n > 0 for t in header["tables"] for n in t["counts"])
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise CorruptFrameError("its header is not whole") from error
+        raise CorruptFrameError("its header is no JSON, or lacks a field") from error
     if not fits:
-        raise CorruptFrameError("its header has other fields")
+        raise CorruptFrameError("its header has a field of another type or value")
     return header
 
 
@@ -152,7 +154,7 @@ def _frame(data: Array, begin: int, magic: bytes, what: str) -> tuple[Array, int
     version, at = int(frame[4:6].view("<u2")[0]), 8 if magic == _IDS_MAGIC else 12
     count = int(frame[at : at + 4].view("<u4")[0])
     if version != VERSION or count != 1:
-        raise CorruptFrameError(f"{what}: version {version}, {count} segments")
+        raise CorruptFrameError(f"{what}: version {version}, {count} segments; due: {VERSION}, 1")
     if checksum(frame.view("<u8")) != int(frame[24:32].view("<u8")[0]):
         raise CorruptFrameError(f"{what}: checksum differs: bytes changed on the way")
     return frame, end

@@ -27,7 +27,7 @@ Effects of single tables say which ones to move.
 
 Knows: numbers. Does not know: rungs, how numbers were measured.
 Source: Page 1954 (tests over the latest readings, with a run length); von Neumann 1941 (successive
-differences); Welch 1947. docs/GUARD.md has what simulations show of it.
+differences); Welch 1947. tests/lab/guard/test_readings.py simulates it.
 Numerics: plain Python, so all ranks get the same bits.
 """
 
