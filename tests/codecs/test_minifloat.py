@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.ops.backends import BACKENDS, assert_equal, decode_on, device_of
+from tests.ops.backends import BACKENDS, assert_equal, device_of, on
 from trec_qcomm import Contract, Float6, Float8
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
@@ -158,7 +158,7 @@ def test_any_codes_are_read_alike(dim, codec):
     for backend in BACKENDS:
         outs.append(torch.zeros(255, dim, device=device_of(backend)))
         encoded = Encoded(payload.to(outs[-1].device), at, sizes)
-        decode_on(backend, codec, encoded, segments, outs[-1])
+        on(backend, codec.decode, encoded, segments, outs[-1])
     assert_equal(out.view(torch.int32) for out in outs)
 
 
@@ -171,8 +171,8 @@ def test_an_exponent_of_zero_is_refused(backend, codec):
     payload = torch.ones(16, dtype=torch.uint8)
     out = torch.zeros(3, 3, device=device)
     encoded = Encoded(payload.to(device), torch.tensor([0, 8, 8]), sizes)
-    decode_on(backend, codec, encoded, segments, out)
+    on(backend, codec.decode, encoded, segments, out)
     encoded.payload[9] = 0
     with pytest.raises(CorruptFrameError, match="an exponent of 0") as raised:
-        decode_on(backend, codec, encoded, segments, out)
+        on(backend, codec.decode, encoded, segments, out)
     assert raised.value.segment == 2

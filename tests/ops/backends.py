@@ -2,8 +2,6 @@
 
 import torch
 
-from trec_qcomm.core.codec import Codec
-from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.dispatch import default_backend
 
 BACKENDS = ("reference", "cpu", "gpu")
@@ -21,9 +19,7 @@ def assert_equal(tensors, case=""):
         assert torch.equal(first, other), case
 
 
-def decode_on(
-    backend: str, codec: Codec, encoded: Encoded, segments: Segments, out: torch.Tensor
-) -> None:
-    """Decode as the codec does, by the kernels of a backend."""
+def on(backend: str, function, *args, **options):
+    """Call a function by the kernels of a backend."""
     with default_backend(backend):
-        codec.decode(encoded, segments, out)
+        return function(*args, **options)

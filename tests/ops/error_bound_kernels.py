@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.ops.backends import decode_on, device_of
+from tests.ops.backends import device_of, on
 from trec_qcomm import ErrorBounded
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, exclusive_cumsum
@@ -37,7 +37,7 @@ def decode(encoded, segments, like, backend):
     device = device_of(backend)
     out = torch.full_like(like, 9.0, device=device)
     where = Encoded(encoded.payload.to(device), encoded.at, encoded.nbytes)
-    decode_on(backend, codec_of(), where, segments, out)
+    on(backend, codec_of().decode, where, segments, out)
     return out.cpu().view(torch.int32)
 
 

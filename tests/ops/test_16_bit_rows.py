@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.ops.backends import on
 from trec_qcomm.codecs import Cast, Identity, Rowwise
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops.batch import rows
@@ -158,7 +159,7 @@ def test_rows_are_taken_and_added_in_their_dtype(dtype):
     sums = {}
     for backend in ("reference", "cpu"):
         sums[backend] = values.clone()
-        rows.add(packed, chosen, sums[backend], backend=backend)
+        on(backend, rows.add, packed, chosen, sums[backend])
     expected = values.clone()
     for row, place in zip(packed.view(4, 5), (0, 2, 2, 5), strict=True):
         expected[place] += row

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.backends import decode_on, device_of
+from tests.ops.backends import device_of, on
 from trec_qcomm import ErrorBounded
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.ops.bitpack import cpu, reference
@@ -150,7 +150,7 @@ def check_on_gpu(parts: list[np.ndarray]) -> None:
         assert nbytes == 8 + (len(data) + 7) // 8 * 8
         assert torch.equal(payload[at + 8 : at + 8 + len(data)].cpu(), data)
     out = torch.full_like(values, 77.0)
-    decode_on("gpu", codec, encoded, segments, out)
+    on("gpu", codec.decode, encoded, segments, out)
     assert torch.equal(out, values)
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.backends import decode_on
+from tests.ops.backends import on
 from tests.ops.error_bound_kernels import codec_of
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
@@ -48,7 +48,7 @@ def check(values, segments, bounds, relative, encoder="bitpack"):
     decoded = []
     for backend in ("cpu", "reference"):
         out = torch.full_like(values, 9.0)
-        decode_on(backend, codec_of(), ours, segments, out)
+        on(backend, codec_of().decode, ours, segments, out)
         decoded.append(out)
     assert torch.equal(*(out.view(torch.int32) for out in decoded))
     return ours, decoded[0]
@@ -226,7 +226,7 @@ def test_segments_of_other_encoders_decode_together():
     codec_of().decode(by_name["rans"], segments, expected)
     for backend in ("cpu", "reference"):
         decoded = torch.empty_like(values)
-        decode_on(backend, codec_of(), mixed, segments, decoded)
+        on(backend, codec_of().decode, mixed, segments, decoded)
         assert torch.equal(decoded.view(torch.int32), expected.view(torch.int32))
 
 
@@ -315,7 +315,7 @@ def test_forged_segments_are_refused_by_both_or_by_none():
             out = torch.zeros(9, 7)
             try:
                 forged = Encoded(payload, encoded.at, encoded.nbytes)
-                decode_on(backend, codec_of(), forged, segments, out)
+                on(backend, codec_of().decode, forged, segments, out)
                 results.append(out.view(torch.int32).tolist())
             except CorruptFrameError as error:
                 results.append(None)
@@ -343,7 +343,7 @@ def test_every_other_size_is_refused(kind):
         for backend in ("cpu", "reference"):
             forged = Encoded(payload, encoded.at, torch.tensor([n]))
             with pytest.raises(CorruptFrameError) as raised:
-                decode_on(backend, codec_of(), forged, segments, torch.zeros(len(rows), 7))
+                on(backend, codec_of().decode, forged, segments, torch.zeros(len(rows), 7))
             assert raised.value.segment == 0
 
 
@@ -355,7 +355,7 @@ def test_rans_of_as_many_bytes_as_values_is_refused(num_values):
     data = torch.from_numpy(words.astype(np.int32)).view(torch.uint8)
     forged = Encoded(data, torch.tensor([0]), torch.tensor([16]))
     with pytest.raises(CorruptFrameError):
-        decode_on("cpu", codec_of(), forged, segments, out)
+        on("cpu", codec_of().decode, forged, segments, out)
     with pytest.raises(ValueError, match="rans: wrong size"):
         reference.decode_segment(data, num_values, 1)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ops.backends import decode_on
+from tests.ops.backends import on
 from tests.ops.error_bound_kernels import (
     GPU,
     bytes_of,
@@ -240,7 +240,7 @@ def test_the_first_bad_segment_is_named_and_only_rows_of_good_ones_are_written(e
     out = torch.full_like(rows, 9.0, device=GPU)
     forged = Encoded(payload.to(GPU), encoded.at, encoded.nbytes)
     with pytest.raises(CorruptFrameError, match="invalid indices") as raised:
-        decode_on("gpu", codec_of(), forged, segments, out)
+        on("gpu", codec_of().decode, forged, segments, out)
     assert raised.value.segment == 1
     good, whole = out.cpu().view(torch.int32), decode(encoded, segments, rows, "cpu")
     assert torch.equal(good[:10], whole[:10])

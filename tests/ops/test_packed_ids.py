@@ -7,7 +7,7 @@ from itertools import accumulate
 import pytest
 import torch
 
-from tests.ops.backends import assert_equal
+from tests.ops.backends import assert_equal, on
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.ops.batch import packed_ids
 from trec_qcomm.ops.batch.packed_ids import Bags
@@ -63,7 +63,7 @@ def assert_same_bags(bags, expected):
 def check(segments, counts, *, states_bags, dtype=torch.int64):
     """Check that all backends write the same bytes and read each message; return the bytes."""
     bags = bags_of(segments, dtype)
-    packed = [packed_ids.encode(bags, counts, states_bags=states_bags, backend=b) for b in BACKENDS]
+    packed = [on(b, packed_ids.encode, bags, counts, states_bags=states_bags) for b in BACKENDS]
     assert packed[0].nbytes == packed[1].nbytes
     assert_equal([p.payload for p in packed])
     assert_equal([p.num_ids for p in packed])
@@ -73,10 +73,10 @@ def check(segments, counts, *, states_bags, dtype=torch.int64):
         assert (nbytes > 0) == (count > 0)
         expected = bags_of(segments[first : first + count], dtype)
         for backend in BACKENDS if count else ():
-            decoded, num_ids = packed_ids.decode(
-                packed[1].payload, [end - nbytes], [end],
+            decoded, num_ids = on(
+                backend, packed_ids.decode, packed[1].payload, [end - nbytes], [end],
                 None if states_bags else expected.num_bags, num_segments=count,
-                dtypes=(dtype, dtype), backend=backend,
+                dtypes=(dtype, dtype),
             )  # fmt: skip
             assert_same_bags(decoded, expected)
             assert num_ids.tolist() == [len(ids) for _, ids in segments[first : first + count]]
@@ -140,8 +140,8 @@ def decoded(data, count, num_bags=None):
     results = []
     for backend in BACKENDS:
         try:
-            bags, num_ids = packed_ids.decode(
-                data, [0], [len(data)], num_bags, num_segments=count, backend=backend
+            bags, num_ids = on(
+                backend, packed_ids.decode, data, [0], [len(data)], num_bags, num_segments=count
             )
         except CorruptFrameError:
             results.append(None)
@@ -215,6 +215,6 @@ def test_what_is_no_batch_is_a_value_error():
         (Bags(ids, torch.cat([lengths, large]), num_bags + 4), "lengths: do not sum up"),
     ):
         with pytest.raises(ValueError, match=text):
-            packed_ids.encode(bags, [1], states_bags=True, backend="cpu")
+            on("cpu", packed_ids.encode, bags, [1], states_bags=True)
     with pytest.raises(ValueError, match="hold the messages"):
         packed_ids.decode(torch.zeros(8, dtype=torch.uint8), [0], [9], None, num_segments=1)

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from tests.ops.backends import device_of
+from tests.ops.backends import device_of, on
 from tests.ops.interpreter import fast_interpreter
 from tests.ops.test_packed_ids import AWKWARD, FORGED, assert_same_bags, bags_of, random_segment
 from trec_qcomm.core.errors import CorruptFrameError
@@ -25,7 +25,7 @@ def on_gpu(bags):
 
 def encoded(bags, counts, **options):
     with fast_interpreter():
-        return packed_ids.encode(on_gpu(bags), counts, backend="gpu", **options)
+        return on("gpu", packed_ids.encode, on_gpu(bags), counts, **options)
 
 
 def decoded(payload, begins, ends, num_bags, backend="gpu", **options):
@@ -33,7 +33,7 @@ def decoded(payload, begins, ends, num_bags, backend="gpu", **options):
     payload = payload.to(device_of(backend))
     try:
         with fast_interpreter():
-            return packed_ids.decode(payload, begins, ends, num_bags, backend=backend, **options)[0]
+            return on(backend, packed_ids.decode, payload, begins, ends, num_bags, **options)[0]
     except CorruptFrameError as error:
         return error.segment, error.reason
 

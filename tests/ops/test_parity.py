@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.ops.backends import BACKENDS, assert_equal, decode_on, device_of
+from tests.ops.backends import BACKENDS, assert_equal, device_of, on
 from tests.ops.interpreter import fast_interpreter, interpreter_for
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Identity, Rowwise
 from trec_qcomm.codecs.base import KernelCodec
@@ -214,7 +214,7 @@ def test_only_what_is_finite_and_too_large_becomes_the_largest(
     words = torch.tensor([*header, 0x00FF, 0], dtype=torch.int32).to(torch.int16)
     payload, out = words.view(torch.uint8).to(device), torch.zeros(1, 1, device=device)
     encoded = Encoded(payload, torch.tensor([0]), torch.tensor([16]))
-    decode_on(backend, Rowwise(8), encoded, segments, out)
+    on(backend, Rowwise(8).decode, encoded, segments, out)
     assert float(out) == expected
 
 
@@ -243,7 +243,7 @@ def test_cast_reads_all_bits_of_16(dtype):
     for backend in BACKENDS:
         out = torch.zeros(2**16, device=device_of(backend))
         encoded = Encoded(payload.to(out.device), at, sizes)
-        decode_on(backend, Cast(dtype), encoded, segments, out)
+        on(backend, Cast(dtype).decode, encoded, segments, out)
         decoded.append(out.view(torch.int32))
     assert_equal(decoded)
 
@@ -291,7 +291,7 @@ def test_rank_sum(num_parts, size):
         parts[:, 1] = -0.0
     sums = [torch.full((size, 1), 9.0, device=device_of(backend)) for backend in BACKENDS]
     for out, backend in zip(sums, BACKENDS, strict=True):
-        rank_sum(parts.to(out.device), out, backend=backend)
+        on(backend, rank_sum, parts.to(out.device), out)
     assert_equal(out.view(torch.int32) for out in sums)
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.backends import BACKENDS, assert_equal, device_of
+from tests.ops.backends import BACKENDS, assert_equal, device_of, on
 from trec_qcomm.ops.batch.rows import Rows, add, choose, take
 
 
@@ -27,9 +27,9 @@ def check_all(chosen, groups, size, generator):
     rows, packed, sums = [], [], []
     values = torch.randint(-9, 9, (size,), generator=generator).float()
     for backend in BACKENDS:
-        rows.append(choose(chosen.to(device_of(backend)), *groups, backend=backend))
+        rows.append(on(backend, choose, chosen.to(device_of(backend)), *groups))
         out = torch.full((rows[-1].num_values,), 7.0, device=device_of(backend))
-        take(values.to(out.device), rows[-1], out, backend=backend)
+        on(backend, take, values.to(out.device), rows[-1], out)
         packed.append(out)
     assert_equal(chosen_rows.counts for chosen_rows in rows)
     assert_equal(chosen_rows.position for chosen_rows in rows)
@@ -37,7 +37,7 @@ def check_all(chosen, groups, size, generator):
     other = torch.randint(-9, 9, packed[0].shape, generator=generator).float()
     for chosen_rows, backend in zip(rows, BACKENDS, strict=True):
         out = torch.ones(size, device=device_of(backend))
-        add(other.to(out.device), chosen_rows, out, backend=backend)
+        on(backend, add, other.to(out.device), chosen_rows, out)
         sums.append(out)
     assert_equal(sums)
     assert (packed[0] * other).sum() == (values * (sums[0] - 1)).sum()
@@ -88,7 +88,7 @@ def test_rows_that_overlap_are_added_in_order(backend):
     rows = Rows(torch.tensor([2, 1]), torch.tensor([2, 2]), torch.tensor([0, 1, 0]))
     out = torch.zeros(3)
     packed = torch.tensor([2.0**24, 1, 1, 1, 1, -(2.0**24)])
-    add(packed, rows, out, backend=backend)
+    on(backend, add, packed, rows, out)
     assert out.tolist() == [2.0**24, 2 - 2.0**24, 1]
 
 
@@ -99,10 +99,10 @@ def test_equal_positions_are_added_in_order(backend):
     chosen = torch.tensor([True, True, False, True, True], device=device)
     first, num_rows = torch.tensor([0, 1, 3, 4]), torch.tensor([1, 1, 1, 1])
     start, dim = torch.tensor([2, 0, 2, 2]), torch.tensor([2, 2, 2, 2])
-    rows = choose(chosen, first, num_rows, start, dim, dim, backend=backend)
+    rows = on(backend, choose, chosen, first, num_rows, start, dim, dim)
     packed = [2.0**24, torch.nan, -3, 5, 1, -torch.inf, -(2.0**24), torch.inf]
     out = torch.tensor([0.0, -0.0, -0.0, 0, 9], device=device)
-    add(torch.tensor(packed, device=device), rows, out, backend=backend)
+    on(backend, add, torch.tensor(packed, device=device), rows, out)
     assert out[:3].tolist() == [-3, 5, 0]
     assert out.view(torch.int32)[3] == 0x7FC00000
     assert out[4] == 9
@@ -114,19 +114,17 @@ def test_what_add_cannot_do_on_a_gpu():
     rows = Rows(torch.tensor([1]), torch.tensor([2]), torch.tensor([1], device=device))
     packed, out = torch.tensor([3.0, 4], device=device), torch.zeros(4, device=device)
     taken = torch.zeros(2, device=device)
-    take(torch.arange(4.0, device=device), rows, taken, backend="gpu")
+    on("gpu", take, torch.arange(4.0, device=device), rows, taken)
     assert taken.tolist() == [1, 2]
     with pytest.raises(ValueError, match=r"rows\.add: rows\.groups: expected"):
-        add(packed, rows, out, backend="gpu")
+        on("gpu", add, packed, rows, out)
     chosen, first = torch.ones(4, dtype=torch.bool, device=device), torch.tensor([0, 2])
     two, start = torch.tensor([2, 2]), torch.tensor([0, 0])
     for stride, dim in [([2, 3], [2, 2]), ([2, 2], [2, 1])]:
-        rows = choose(
-            chosen, first, two, start, torch.tensor(stride), torch.tensor(dim), backend="gpu"
-        )
+        rows = on("gpu", choose, chosen, first, two, start, torch.tensor(stride), torch.tensor(dim))
         packed = torch.zeros(rows.num_values, device=device)
         with pytest.raises(ValueError, match="groups that begin at value 0 must have equal dim"):
-            add(packed, rows, torch.zeros(9, device=device), backend="gpu")
+            on("gpu", add, packed, rows, torch.zeros(9, device=device))
 
 
 @pytest.mark.triton
@@ -135,9 +133,9 @@ def test_groups_of_one_row_have_no_stride():
     chosen = torch.ones(3, dtype=torch.bool, device=device)
     first, num_rows, one = torch.tensor([0, 2]), torch.tensor([2, 1]), torch.tensor([1, 1])
     stride = torch.tensor([3, 50])
-    rows = choose(chosen, first, num_rows, 0 * one, stride, one, backend="gpu")
+    rows = on("gpu", choose, chosen, first, num_rows, 0 * one, stride, one)
     out = torch.zeros(60, device=device)
-    add(torch.tensor([1.0, 2, 4], device=device), rows, out, backend="gpu")
+    on("gpu", add, torch.tensor([1.0, 2, 4], device=device), rows, out)
     assert out.nonzero().view(-1).tolist() == [0, 3]
     assert out[[0, 3]].tolist() == [5, 2]
 
@@ -149,14 +147,14 @@ def test_what_does_not_fit_is_refused(backend):
     zeros, ones = torch.zeros(9, device=device), torch.ones(3, device=device)
     rows = Rows(torch.tensor([1]), torch.tensor([4]), torch.tensor([3], device=device))
     with pytest.raises(ValueError, match="beyond the 6 values"):
-        take(zeros[:6], rows, zeros[:4], backend=backend)
+        on(backend, take, zeros[:6], rows, zeros[:4])
     with pytest.raises(ValueError, match="5 values where 4 are due"):
-        add(zeros[:5], rows, zeros, backend=backend)
+        on(backend, add, zeros[:5], rows, zeros)
     one = torch.tensor([1])
     with pytest.raises(ValueError, match="beyond chosen"):
-        choose(ones[:1] == 1, one, one, one, one, one, backend=backend)
+        on(backend, choose, ones[:1] == 1, one, one, one, one, one)
     with pytest.raises(ValueError, match="chosen: expected"):
-        choose(ones, one, one, one, one, one, backend=backend)
-    long_row = choose(ones == 1, one, one, one, one, 5 * one, backend=backend)
+        on(backend, choose, ones, one, one, one, one, one)
+    long_row = on(backend, choose, ones == 1, one, one, one, one, 5 * one)
     with pytest.raises(ValueError, match="beyond the 5 values"):
-        take(zeros[:5], long_row, zeros[:5], backend=backend)
+        on(backend, take, zeros[:5], long_row, zeros[:5])

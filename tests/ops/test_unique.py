@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.backends import BACKENDS, assert_equal, device_of
+from tests.ops.backends import BACKENDS, assert_equal, device_of, on
 from trec_qcomm.ops.batch.unique import (
     BagBlocks,
     UniqueBags,
@@ -35,7 +35,7 @@ def unique_bags_by_all(values, lengths, counts, shares, weights=None):
     for backend in BACKENDS:
         bags = (None if t is None else t.to(device_of(backend)) for t in (values, lengths, weights))
         ids, sizes, factors = bags
-        results.append(unique_bags(ids, sizes, counts, shares, weights=factors, backend=backend))
+        results.append(on(backend, unique_bags, ids, sizes, counts, shares, weights=factors))
     for name in ("first", "counts", "inverse"):
         assert_equal((getattr(result, name) for result in results), name)
     first_by_group = results[0].first.split(results[0].counts.tolist())
@@ -80,7 +80,7 @@ def test_backends_agree_and_nothing_is_lost(
         ids, sizes, first = (t.to(device_of(backend)) for t in (values, lengths, unique.first))
         also = {"weights": None if weights is None else weights.to(ids.device)}
         num_ids = int(lengths[unique.first].sum()) if len(taken) == len(BACKENDS) else None
-        taken.append(take_bags(ids, sizes, first, **also, num_ids=num_ids, backend=backend))
+        taken.append(on(backend, take_bags, ids, sizes, first, **also, num_ids=num_ids))
     for one, *others in zip(*taken, strict=True):
         for other in others:
             assert (one is None) == (other is None)
@@ -158,7 +158,7 @@ def test_order_and_weights_are_part_of_a_bag(backend):
             for t in ([1, 2, 2, 1, 1, 2], lengths, weights)
         )
         one, num_bags = torch.ones(1, dtype=torch.float64), torch.tensor([3])
-        bags = unique_bags(values, tensors[0], num_bags, one, weights=tensors[1], backend=backend)
+        bags = on(backend, unique_bags, values, tensors[0], num_bags, one, weights=tensors[1])
         return bags.inverse.tolist()
 
     assert inverse([2, 2, 2]) == [0, 1, 0]
@@ -197,8 +197,8 @@ def test_rows_are_expanded_and_gradients_summed(dims, num_samples):
         out.append(torch.full((num_samples, width), 9.0, device=device))
         sums.append(torch.full_like(rows, 9.0, device=device))
         where = (blocks, inverse.to(device))
-        expand(rows.to(device), *where, out[-1], backend=backend)
-        sum_by_bag(gradient.to(device), *where, sums[-1], backend=backend)
+        on(backend, expand, rows.to(device), *where, out[-1])
+        on(backend, sum_by_bag, gradient.to(device), *where, sums[-1])
     assert_equal(out)
     assert_equal(sums)
     packed = rows.split([n * d for n, d in zip(num_rows, dims, strict=True)])
@@ -235,7 +235,7 @@ def test_sums_of_many_samples_are_in_their_order():
     for backend in BACKENDS:
         sums.append(torch.full((26,), 9.0, device=device_of(backend)))
         where = (blocks, inverse.to(sums[-1].device))
-        sum_by_bag(matrix.to(sums[-1].device), *where, sums[-1], backend=backend)
+        on(backend, sum_by_bag, matrix.to(sums[-1].device), *where, sums[-1])
     assert_equal(out.view(torch.int32) for out in sums)
     assert sums[0][15:20].tolist() == [0] * 5
     assert bool((sums[0].isnan() == (sums[0].view(torch.int32) == 0x7FC00000)).all())
@@ -249,10 +249,10 @@ def test_bags_that_are_not_there_are_left_out():
     blocks = blocks_of([2], [4], [0])
     inverse = torch.tensor([[1, -1, 2, 2**40, 0]], device=device)
     rows, out = torch.arange(8.0, device=device), torch.full((5, 4), 9.0, device=device)
-    expand(rows, blocks, inverse, out, backend="gpu")
+    on("gpu", expand, rows, blocks, inverse, out)
     nine = [9.0] * 4
     assert out.tolist() == [[4, 5, 6, 7], nine, nine, nine, [0, 1, 2, 3]]
-    sum_by_bag(out, blocks, inverse, rows, backend="gpu")
+    on("gpu", sum_by_bag, out, blocks, inverse, rows)
     assert rows.tolist() == list(range(8))
 
 
@@ -263,22 +263,22 @@ def test_what_does_not_fit_is_refused(backend):
     one, ids = torch.ones(1, dtype=torch.float64), torch.tensor([1, 2, 3], device=device)
     ones, last = torch.ones_like(ids), torch.tensor([0, 0, 1], device=device)
     with pytest.raises(ValueError, match="lengths: sum up to 4"):
-        unique_bags(ids, ones + last, torch.tensor([3]), one, backend=backend)
+        on(backend, unique_bags, ids, ones + last, torch.tensor([3]), one)
     for wrong in ([2], [-1, 4]):
         with pytest.raises(ValueError, match="num_bags"):
-            unique_bags(ids, ones, torch.tensor(wrong), one, backend=backend)
+            on(backend, unique_bags, ids, ones, torch.tensor(wrong), one)
     with pytest.raises(ValueError, match="max_share: some are NaN"):
-        unique_bags(ids, ones, torch.tensor([3]), one * torch.nan, backend=backend)
+        on(backend, unique_bags, ids, ones, torch.tensor([3]), one * torch.nan)
     with pytest.raises(ValueError, match="values: expected"):
-        unique_bags(ids.float(), ones, torch.tensor([3]), one, backend=backend)
+        on(backend, unique_bags, ids.float(), ones, torch.tensor([3]), one)
     with pytest.raises(ValueError, match="weights"):
-        unique_bags(ids, ones, torch.tensor([3]), one, weights=ids.double(), backend=backend)
+        on(backend, unique_bags, ids, ones, torch.tensor([3]), one, weights=ids.double())
     blocks, zeros = blocks_of([2], [4], [0]), torch.zeros(20, device=device)
     inverse = torch.zeros(1, 3, dtype=torch.int64, device=device)
     with pytest.raises(ValueError, match="blocks"):
-        expand(zeros[:7], blocks, inverse, zeros[:15].view(3, 5), backend=backend)
+        on(backend, expand, zeros[:7], blocks, inverse, zeros[:15].view(3, 5))
     with pytest.raises(ValueError, match="samples"):
-        expand(zeros[:8], blocks, inverse, zeros.view(4, 5), backend=backend)
+        on(backend, expand, zeros[:8], blocks, inverse, zeros.view(4, 5))
 
 
 @pytest.mark.triton
@@ -288,7 +288,7 @@ def test_negative_lengths_are_refused(lengths, backend):
     lengths = torch.tensor(lengths, device=device_of(backend))
     ids, num_bags = torch.tensor([1, 2, 3], device=lengths.device), torch.tensor([2])
     with pytest.raises(ValueError, match="negative"):
-        unique_bags(ids, lengths, num_bags, torch.ones(1).double(), backend=backend)
+        on(backend, unique_bags, ids, lengths, num_bags, torch.ones(1).double())
 
 
 def test_bags_in_the_order_of_their_ids():
@@ -313,7 +313,7 @@ def test_bags_in_the_order_of_their_ids():
             device = device_of(backend)
             moved = UniqueBags(bags.first.to(device), bags.counts, bags.inverse.to(device))
             batch = values.to(device), lengths.to(device), num_bags
-            results.append(sort_by_id(moved, *batch, backend=backend))
+            results.append(on(backend, sort_by_id, moved, *batch))
         assert_equal([result.first for result in results])
         assert_equal([result.inverse for result in results])
         other = results[0]

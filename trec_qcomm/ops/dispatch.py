@@ -32,10 +32,7 @@ _default: ContextVar[Backend | None] = ContextVar("default_backend", default=Non
 
 @contextmanager
 def default_backend(backend: Backend) -> Iterator[None]:
-    """Use this backend inside the `with` block in all calls that name none.
-
-    This is for tests and benchmarks: they call codecs and collectives, which take no backend.
-    """
+    """Use this backend in all calls inside the `with` block. This is for tests and benchmarks."""
     token = _default.set(backend)
     try:
         yield
@@ -43,21 +40,21 @@ def default_backend(backend: Backend) -> Iterator[None]:
         _default.reset(token)
 
 
-def choose_backend(backend: Backend | None, values: Tensor) -> Backend:
+def choose_backend(values: Tensor) -> Backend:
     """Return the backend to use.
 
-    It is the given one, else that of `default_backend`, else the one for the memory of `values`. On
-    a CPU that is the reference where numba is not installed, and a process warns of it once.
+    It is that of `default_backend`, else the one for the memory of `values`. On a CPU that is the
+    reference where numba is not installed, and a process warns of it once.
 
     Raises: ValueError: no such backend, or one that cannot read this memory.
     """
-    return _without_numba(_named_backend(backend, values))
+    return _without_numba(_named_backend(values))
 
 
-def _named_backend(backend: Backend | None, values: Tensor) -> Backend:
+def _named_backend(values: Tensor) -> Backend:
     """Return what `choose_backend` returns where numba is installed."""
     in_gpu = is_gpu(values.device)
-    backend = backend or _default.get()
+    backend = _default.get()
     if backend == "cpu" and numba is None:
         raise ValueError("backend 'cpu': numba is not installed (pip install numba)")
     backend = backend or ("gpu" if in_gpu else "cpu")
@@ -151,7 +148,7 @@ def check_buffers(
         raise ValueError(f"payload: expected contiguous [W] uint8, got {described(payload)}")
     if payload.device != values.device:
         raise ValueError(f"payload: on {payload.device}, and the values on {values.device}")
-    backend = _named_backend(None, values)
+    backend = _named_backend(values)
     if backend == "gpu" and values.dtype != torch.float32:
         raise ValueError(f"values: {values.dtype} on backend 'gpu'; allowed: torch.float32")
     if backend == "gpu" and payload.data_ptr() % ALIGNMENT:

@@ -75,7 +75,6 @@ def encode(
     states_bags: bool,
     room: int = 0,
     alignment: int = ALIGNMENT,
-    backend: Backend | None = None,
 ) -> PackedIds:
     """Encode the bags of P messages. Waits for a GPU once.
 
@@ -88,7 +87,7 @@ def encode(
         to the ids.
     Speed: at least 2.7 GB/s of sorted int64 ids on one core, 3.4 GB/s of others; a copy has 40.
     """
-    backend = _check(bags, backend)
+    backend = _check(bags)
     if backend == "reference":
         return _encode_reference(bags, counts, states_bags, room, alignment)
     if backend == "gpu":
@@ -117,7 +116,6 @@ def decode(
     *,
     num_segments: int,
     dtypes: tuple[torch.dtype, torch.dtype] = (torch.int64, torch.int64),
-    backend: Backend | None = None,
 ) -> tuple[Bags, Tensor]:
     """Decode P messages of `num_segments` segments each. Waits for a GPU twice.
 
@@ -130,7 +128,7 @@ def decode(
     Raises: CorruptFrameError: bytes that no encoder writes. At most `ITEMS_PER_BYTE` ids and
         lengths were then allocated for each byte.
     """
-    backend = choose_backend(backend, payload)
+    backend = choose_backend(payload)
     if payload.dtype != torch.uint8 or payload.dim() != 1 or not payload.is_contiguous():
         raise ValueError(f"payload: expected contiguous [W] uint8, got {described(payload)}")
     places = np.asarray(begins, np.int64), np.asarray(ends, np.int64)
@@ -253,7 +251,7 @@ def _decode_reference(
     return bags, int64_tensor(map(len, ids))
 
 
-def _check(bags: Bags, backend: Backend | None) -> Backend:
+def _check(bags: Bags) -> Backend:
     for name, tensor in (("ids", bags.ids), ("lengths", bags.lengths)):
         if tensor.dtype not in _DTYPES or tensor.dim() != 1 or not tensor.is_contiguous():
             got = described(tensor)
@@ -262,7 +260,7 @@ def _check(bags: Bags, backend: Backend | None) -> Backend:
             raise ValueError(f"{name}: {tensor.numel()} are too many; allowed: less than 2^32")
     if bags.lengths.device != bags.ids.device:
         raise ValueError(f"lengths: on {bags.lengths.device}, and the ids on {bags.ids.device}")
-    return choose_backend(backend, bags.ids)
+    return choose_backend(bags.ids)
 
 
 def _check_places(begins: Any, ends: Any, nbytes: int) -> None:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import VALUE_DTYPES, described
 from trec_qcomm.ops.batch.rank_sum import cpu, reference
-from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend, gpu_kernels
+from trec_qcomm.ops.dispatch import arrays, choose_backend, gpu_kernels
 
 
-def rank_sum(parts: Tensor, out: Tensor, *, backend: Backend | None = None) -> None:
+def rank_sum(parts: Tensor, out: Tensor) -> None:
     """Write the sum of the parts to `out`.
 
     Args:
@@ -31,7 +31,7 @@ def rank_sum(parts: Tensor, out: Tensor, *, backend: Backend | None = None) -> N
         raise ValueError(f"out: expected {parts.shape[1]} contiguous values, got {described(out)}")
     if out.device != parts.device:
         raise ValueError(f"out: on {out.device}, and the parts on {parts.device}")
-    backend = choose_backend(backend, parts)
+    backend = choose_backend(parts)
     if parts.dtype != torch.float32:
         if backend == "gpu":
             raise ValueError(f"parts: {parts.dtype} on backend 'gpu'; allowed: torch.float32")

@@ -44,14 +44,12 @@ def choose(
     start: Tensor,
     stride: Tensor,
     dim: Tensor,
-    *,
-    backend: Backend | None = None,
 ) -> Rows:
     """Return the chosen rows of each group, group by group, in ascending order.
 
     Waits for a GPU once. Arguments and errors are those of `begin_choice`.
     """
-    return begin_choice(chosen, first, num_rows, start, stride, dim, backend=backend).rows()
+    return begin_choice(chosen, first, num_rows, start, stride, dim).rows()
 
 
 def begin_choice(
@@ -61,8 +59,6 @@ def begin_choice(
     start: Tensor,
     stride: Tensor,
     dim: Tensor,
-    *,
-    backend: Backend | None = None,
 ) -> Choice:
     """Choose rows of each group, group by group, in ascending order, without waiting for a GPU.
 
@@ -76,7 +72,7 @@ def begin_choice(
     """
     if chosen.dtype != torch.bool or chosen.dim() != 1 or not chosen.is_contiguous():
         raise ValueError(f"chosen: expected contiguous 1-D bool, got {described(chosen)}")
-    backend = choose_backend(backend, chosen)
+    backend = choose_backend(chosen)
     for name, tensor in (
         ("first", first),
         ("num_rows", num_rows),
@@ -104,7 +100,7 @@ def begin_choice(
     return Choice(lambda: counts, dim, position, None)
 
 
-def take(values: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = None) -> None:
+def take(values: Tensor, rows: Rows, out: Tensor) -> None:
     """Pack rows: copy each from its position in `values` to `out`, one after the other.
 
     Args:
@@ -112,7 +108,7 @@ def take(values: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = N
         out: [rows.num_values], of the same dtype.
     Raises: ValueError: a wrong dtype, device or size, or a row beyond `values`.
     """
-    backend = _check(values, rows, out, backend)
+    backend = _check(values, rows, out)
     if backend == "reference":
         reference.take(values, rows, out)
     elif backend == "gpu":
@@ -125,7 +121,7 @@ def take(values: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = N
         )
 
 
-def add(packed: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = None) -> None:
+def add(packed: Tensor, rows: Rows, out: Tensor) -> None:
     """Unpack rows: add each packed row to the values at its position in `out`, in order.
 
     On a GPU, any two groups of the chosen rows must either have the same places, or have no place
@@ -137,7 +133,7 @@ def add(packed: Tensor, rows: Rows, out: Tensor, *, backend: Backend | None = No
     Raises: ValueError: a wrong dtype, device or size, a row beyond `out`, or on a GPU rows that
         `choose` did not make there.
     """
-    backend = _check(out, rows, packed, backend)
+    backend = _check(out, rows, packed)
     if backend == "reference":
         reference.add(packed, rows, out)
     elif backend == "gpu":
@@ -163,8 +159,8 @@ def _vector(rows: Rows) -> int:
     return 4 if known and not bool((rows.dim % 4).any()) else 1
 
 
-def _check(values: Tensor, rows: Rows, packed: Tensor, backend: Backend | None) -> Backend:
-    backend = choose_backend(backend, values)
+def _check(values: Tensor, rows: Rows, packed: Tensor) -> Backend:
+    backend = choose_backend(values)
     allowed = VALUE_DTYPES[:1] if backend == "gpu" else VALUE_DTYPES
     for tensor in (values, packed):
         if tensor.dtype not in allowed or not tensor.is_contiguous():

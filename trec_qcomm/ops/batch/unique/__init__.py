@@ -30,7 +30,6 @@ def unique_bags(
     max_share: Tensor,
     *,
     weights: Tensor | None = None,
-    backend: Backend | None = None,
 ) -> UniqueBags:
     """Find the distinct bags of each group. Waits for a GPU once.
 
@@ -46,7 +45,7 @@ def unique_bags(
     Speed: 3 to 5 ns an id where all bags of a group hold one id, on one core.
     """
     _check_bags(values, lengths, weights)
-    backend = choose_backend(backend, values)
+    backend = choose_backend(values)
     _check_groups(num_bags, max_share, len(lengths))
     bits = values.new_empty(0, dtype=torch.int32) if weights is None else weights.view(torch.int32)
     if backend == "reference":
@@ -79,8 +78,6 @@ def sort_by_id(
     values: Tensor,
     lengths: Tensor,
     num_bags: Tensor,
-    *,
-    backend: Backend | None = None,
 ) -> UniqueBags:
     """Return the same bags, with the bags of a group in the order of their ids.
 
@@ -91,7 +88,7 @@ def sort_by_id(
     Raises: ValueError: another shape, dtype or device.
     """
     _check_bags(values, lengths, None)
-    backend = choose_backend(backend, values)
+    backend = choose_backend(values)
     if backend == "gpu":
         given = bags.first, bags.counts, bags.inverse, values, lengths, num_bags
         first, inverse = gpu_kernels(__name__).sort_by_id(*given)
@@ -134,7 +131,6 @@ def take_bags(
     *,
     weights: Tensor | None = None,
     num_ids: int | None = None,
-    backend: Backend | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the ids, lengths and weights of some bags, one bag after the other.
 
@@ -147,7 +143,7 @@ def take_bags(
     Raises: ValueError: another shape, dtype or device.
     """
     _check_bags(values, lengths, weights)
-    backend = choose_backend(backend, values)
+    backend = choose_backend(values)
     if backend == "gpu":
         taken_bags: tuple[Tensor, Tensor, Tensor | None] = gpu_kernels(__name__).take_bags(
             values, lengths, bags, weights, num_ids
@@ -166,9 +162,7 @@ def take_bags(
     return values.index_select(0, index), taken, picked
 
 
-def expand(
-    rows: Tensor, blocks: BagBlocks, inverse: Tensor, out: Tensor, *, backend: Backend | None = None
-) -> None:
+def expand(rows: Tensor, blocks: BagBlocks, inverse: Tensor, out: Tensor) -> None:
     """Write the row of each sample's bag: out[b, columns of s] = rows of s [inverse[group, b]].
 
     Args:
@@ -179,7 +173,7 @@ def expand(
     Raises: ValueError: a wrong shape, dtype or device, or a block beyond `rows`, `out` or
         `inverse`.
     """
-    backend = _check_blocks(rows, blocks, inverse, out, backend)
+    backend = _check_blocks(rows, blocks, inverse, out)
     if backend == "cpu":
         cpu.expand(*arrays(rows, *blocks.vectors), inverse.numpy(), out.detach().numpy())
     else:
@@ -192,8 +186,6 @@ def sum_by_bag(
     blocks: BagBlocks,
     inverse: Tensor,
     out: Tensor,
-    *,
-    backend: Backend | None = None,
 ) -> None:
     """Write to each packed row the sum over the samples that have its bag: `expand` reversed.
 
@@ -206,7 +198,7 @@ def sum_by_bag(
     Raises: ValueError: a wrong shape, dtype or device, or a block beyond `out`, `matrix` or
         `inverse`.
     """
-    backend = _check_blocks(out, blocks, inverse, matrix, backend)
+    backend = _check_blocks(out, blocks, inverse, matrix)
     if backend == "cpu":
         cpu.sum_by_bag(
             matrix.detach().numpy(), *arrays(*blocks.vectors), inverse.numpy(), *arrays(out)
@@ -250,9 +242,7 @@ def _check_bags(values: Tensor, lengths: Tensor, weights: Tensor | None) -> None
         raise ValueError(f"weights: expected contiguous [{len(values)}] float32 on the ids' device")
 
 
-def _check_blocks(
-    rows: Tensor, blocks: BagBlocks, inverse: Tensor, matrix: Tensor, backend: Backend | None
-) -> Backend:
+def _check_blocks(rows: Tensor, blocks: BagBlocks, inverse: Tensor, matrix: Tensor) -> Backend:
     for name, tensor, dims in (("rows", rows, 1), ("matrix", matrix, 2)):
         if tensor.dtype != torch.float32 or tensor.dim() != dims or not tensor.is_contiguous():
             got = described(tensor)
@@ -272,7 +262,7 @@ def _check_blocks(
         or group.max() >= inverse.shape[0]
     ):
         raise ValueError("blocks: reach beyond the rows, the matrix or inverse")
-    return choose_backend(backend, rows)
+    return choose_backend(rows)
 
 
 __all__ = [
