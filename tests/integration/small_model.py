@@ -18,9 +18,9 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from tests.integration.sharded_models.training import dense_optimizer, qcomm_of
+from tests.integration.sharded_models.training import dense_optimizer as dense_optimizer
+from tests.integration.sharded_models.training import qcomm_of as qcomm_of
 
-__all__ = ["dense_optimizer", "qcomm_of"]
 CPU = torch.device("cpu")
 NUM_IDS = 10
 # (name, dim, features, pooling): a shared feature, two features, mean pooling, odd dim for DP.

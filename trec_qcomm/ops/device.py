@@ -12,7 +12,8 @@ from torch import Tensor
 
 from trec_qcomm.core.checks import new_flag
 from trec_qcomm.core.segments import ALIGNMENT
-from trec_qcomm.core.transfer import download, upload
+from trec_qcomm.core.transfer import download as download
+from trec_qcomm.core.transfer import upload as upload
 
 
 def launch(
@@ -76,15 +77,3 @@ def note_first(flag, bad, segment):
     if tl.max(bad.to(tl.int32), 0) > 0:
         first = tl.min(tl.where(bad, segment, 0x7FFFFFFF), 0)
         tl.atomic_min(flag.to(tl.pointer_type(tl.uint32)), first.to(tl.uint32))
-
-
-__all__ = [
-    "download",
-    "launch",
-    "no_segment",
-    "note_first",
-    "power_of_two",
-    "segment_of",
-    "upload",
-    "words",
-]

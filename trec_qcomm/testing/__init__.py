@@ -13,33 +13,17 @@ codec and the case that failed. To test a collective, write a function and give 
 All of this runs on CPU.
 """
 
-from trec_qcomm.testing.codecs import (
-    awkward_rows,
-    check_codec,
-    check_unbiased,
-    datasets,
-    encode,
-    error_bounds,
-    interleaved_segments,
-    max_error_in_bounds,
-    round_trip,
-)
-from trec_qcomm.testing.frames import check_frame, frame_of, open_frame, reseal
-from trec_qcomm.testing.ranks import run_ranks
-
-__all__ = [
-    "awkward_rows",
-    "check_codec",
-    "check_frame",
-    "check_unbiased",
-    "datasets",
-    "encode",
-    "error_bounds",
-    "frame_of",
-    "interleaved_segments",
-    "max_error_in_bounds",
-    "open_frame",
-    "reseal",
-    "round_trip",
-    "run_ranks",
-]
+from trec_qcomm.testing.codecs import awkward_rows as awkward_rows
+from trec_qcomm.testing.codecs import check_codec as check_codec
+from trec_qcomm.testing.codecs import check_unbiased as check_unbiased
+from trec_qcomm.testing.codecs import datasets as datasets
+from trec_qcomm.testing.codecs import encode as encode
+from trec_qcomm.testing.codecs import error_bounds as error_bounds
+from trec_qcomm.testing.codecs import interleaved_segments as interleaved_segments
+from trec_qcomm.testing.codecs import max_error_in_bounds as max_error_in_bounds
+from trec_qcomm.testing.codecs import round_trip as round_trip
+from trec_qcomm.testing.frames import check_frame as check_frame
+from trec_qcomm.testing.frames import frame_of as frame_of
+from trec_qcomm.testing.frames import open_frame as open_frame
+from trec_qcomm.testing.frames import reseal as reseal
+from trec_qcomm.testing.ranks import run_ranks as run_ranks

@@ -26,31 +26,22 @@ from pathlib import Path
 from typing import Any
 
 from trec_qcomm.config import Config, read_config
-from trec_qcomm.lab.records import Limits, LimitsByMetric, Scalar
-from trec_qcomm.lab.study.engine import Study, Train, Trained
-from trec_qcomm.lab.study.gates import EVALUATION, TRAINING, Verdict, looks_of
-from trec_qcomm.lab.study.processes import TrainingFailedError, check_picklable, run_all
-from trec_qcomm.lab.study.result import StudyResult
+from trec_qcomm.lab.records import Limits as Limits
+from trec_qcomm.lab.records import LimitsByMetric, Scalar
+from trec_qcomm.lab.study.engine import Study as Study
+from trec_qcomm.lab.study.engine import Train
+from trec_qcomm.lab.study.engine import Trained as Trained
+from trec_qcomm.lab.study.gates import EVALUATION as EVALUATION
+from trec_qcomm.lab.study.gates import TRAINING as TRAINING
+from trec_qcomm.lab.study.gates import Verdict as Verdict
+from trec_qcomm.lab.study.gates import looks_of
+from trec_qcomm.lab.study.processes import TrainingFailedError as TrainingFailedError
+from trec_qcomm.lab.study.processes import check_picklable, run_all
+from trec_qcomm.lab.study.result import StudyResult as StudyResult
 from trec_qcomm.lab.study.verdicts import Rules
 
 AnyConfig = Config | Mapping[str, Any] | Path | str
 Configs = Mapping[str, AnyConfig] | Iterable[Path | str]
-
-__all__ = [
-    "EVALUATION",
-    "TRAINING",
-    "AnyConfig",
-    "Configs",
-    "Limits",
-    "Study",
-    "StudyResult",
-    "Trained",
-    "TrainingFailedError",
-    "Verdict",
-    "configs_by_name",
-    "plan",
-    "study",
-]
 
 
 def study(

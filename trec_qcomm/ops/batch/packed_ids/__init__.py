@@ -273,6 +273,3 @@ def _check_places(begins: Any, ends: Any, nbytes: int) -> None:
 def _wrong_lengths(segment: int, negative: bool) -> str:
     what = "some are negative, or more than all ids" if negative else "do not sum up to the ids"
     return f"lengths: {what}, at segment {segment}"
-
-
-__all__ = ["Bags", "PackedIds", "decode", "encode"]

@@ -41,6 +41,3 @@ def rank_sum(parts: Tensor, out: Tensor) -> None:
     else:
         kernels = reference if backend == "reference" else gpu_kernels(__name__)
         kernels.rank_sum(parts.detach(), out.detach())
-
-
-__all__ = ["rank_sum"]

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import VALUE_DTYPES, described, exclusive_cumsum
 from trec_qcomm.ops.batch.rows import cpu, cpu_16_bit, reference
-from trec_qcomm.ops.batch.rows.destinations import Destinations, RowGroups, Rows
+from trec_qcomm.ops.batch.rows.destinations import Destinations
+from trec_qcomm.ops.batch.rows.destinations import RowGroups as RowGroups
+from trec_qcomm.ops.batch.rows.destinations import Rows as Rows
 from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend, gpu_kernels
 
 
@@ -191,6 +193,3 @@ def _span(rows: Rows) -> tuple[int, int]:
     if counts.min() < 0:
         return -1, 0
     return int(position.min()), int((position + dim.repeat(counts)).max())
-
-
-__all__ = ["Choice", "RowGroups", "Rows", "add", "begin_choice", "choose", "take"]

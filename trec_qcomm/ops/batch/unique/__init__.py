@@ -17,7 +17,8 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import described, exclusive_cumsum
 from trec_qcomm.ops.batch.unique import cpu, cpu_order, reference
-from trec_qcomm.ops.batch.unique.reference import BagBlocks, UniqueBags
+from trec_qcomm.ops.batch.unique.reference import BagBlocks as BagBlocks
+from trec_qcomm.ops.batch.unique.reference import UniqueBags as UniqueBags
 from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend, gpu_kernels
 
 _IDS = (torch.int32, torch.int64)
@@ -263,14 +264,3 @@ def _check_blocks(rows: Tensor, blocks: BagBlocks, inverse: Tensor, matrix: Tens
     ):
         raise ValueError("blocks: reach beyond the rows, the matrix or inverse")
     return choose_backend(rows)
-
-
-__all__ = [
-    "BagBlocks",
-    "UniqueBags",
-    "expand",
-    "sort_by_id",
-    "sum_by_bag",
-    "take_bags",
-    "unique_bags",
-]

@@ -260,6 +260,3 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor) -> Tensor:
         batch.stream_offsets, *batch.layout, **_row_options(out, batch, _TO_READ_RANS),
     )  # fmt: skip
     return first_invalid
-
-
-__all__ = ["decode", "encode"]
