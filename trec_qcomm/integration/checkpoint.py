@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from trec_qcomm.config import Config
@@ -111,28 +110,12 @@ def load_of_all_ranks(checkpoint_id: str | Path, key: str) -> dict[str, Any]:
     Raises: ValueError: the checkpoint has nothing under that name.
     """
     # A third of what `import trec_qcomm` would take, and few resume with other ranks.
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
-    metadata = FileSystemReader(checkpoint_id).read_metadata()
-    wanted: dict[str, Any] = {}
-    for name, stored in metadata.state_dict_metadata.items():
-        if not name.startswith(f"{key}."):
-            continue
-        wanted[name] = ""  # texts and bytes take its place, whatever it is
-        if isinstance(stored, TensorStorageMetadata):
-            wanted[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
-    if not wanted:
+    loaded = _load_state_dict_from_keys(key, checkpoint_id=checkpoint_id)
+    if key not in loaded:
         raise ValueError(f"{checkpoint_id}: nothing is saved under {key!r}; give the saved name")
-    load(wanted, checkpoint_id=checkpoint_id)
-    state: dict[str, Any] = {}
-    for name, value in wanted.items():
-        path = metadata.planner_data[name][1:]
-        place = state
-        for step in path[:-1]:
-            place = place.setdefault(step, {})
-        place[path[-1]] = value
+    state: dict[str, Any] = loaded[key]
     return state
 
 
