@@ -15,6 +15,7 @@ import numpy as np
 from trec_qcomm.jit import inner
 from trec_qcomm.ops.bitpack import cpu as bitpack
 from trec_qcomm.ops.bitpack.cpu import GROUP, load_uint64
+from trec_qcomm.ops.rowwise.cpu import key_range, value_of
 
 _MAGIC = np.float32(1.5 * 2**23)  # adding it rounds |y| <= 2^22 to an integer, half to even
 _MAGIC_BITS = np.int32(0x4B400000)
@@ -55,21 +56,6 @@ def scatter(x, n, start, stride, dim, first, out):
 
 
 @_inner
-def _key_range(x, at, n):
-    """Return the smallest and the largest key of x[at : at + n].
-
-    A key is an int32 in the order of the floats.
-    """
-    lo, hi = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
-    for k in range(n):
-        bits = np.float32(x[np.uint64(at) + np.uint64(k)]).view(np.int32)
-        key = np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & _MAGNITUDE))
-        lo = min(lo, key)
-        hi = max(hi, key)
-    return lo, hi
-
-
-@_inner
 def _finite_range_by_value(values, start, stride, dim, num_values):
     """Do what `finite_range` does where some values are not finite."""
     lo, hi = np.float32(np.inf), np.float32(-np.inf)
@@ -83,22 +69,17 @@ def _finite_range_by_value(values, start, stride, dim, num_values):
 @_inner
 def finite_range(values, start, stride, dim, num_values):
     """Return (lowest, highest) finite value of a segment, float32; (inf, -inf) if none is."""
-    lo, hi = _KEY_INF, _KEY_NEG_INF
+    lo, hi, words = _KEY_INF, _KEY_NEG_INF, values.view(np.int32)
     if stride == dim:
-        lo, hi = _key_range(values, start, num_values)
+        lo, hi = key_range(words[start : start + num_values])
     else:
         for row in range(num_values // dim):
-            row_lo, row_hi = _key_range(values, start + row * stride, dim)
+            begin = start + row * stride
+            row_lo, row_hi = key_range(words[begin : begin + dim])
             lo, hi = min(lo, row_lo), max(hi, row_hi)
     if lo <= _KEY_NEG_INF or hi >= _KEY_INF:
         return _finite_range_by_value(values, start, stride, dim, num_values)
-    return _value_of(lo), _value_of(hi)
-
-
-@_inner
-def _value_of(key):
-    """Return the float32 of a key."""
-    return np.int32(key ^ ((key >> np.int32(31)) & _MAGNITUDE)).view(np.float32)
+    return value_of(lo), value_of(hi)
 
 
 @_inner
