@@ -1,8 +1,6 @@
 """Search for the largest error of error_bounded, in units of its bound, on values that are hard to
 code."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -47,13 +45,10 @@ def rows_of(family: str, seed: int) -> Tensor:
     return bits.to(torch.int32).view(torch.float32)
 
 
-def worst_error(
-    num_values: int, encoder: str, progress: Callable[[int], object] = lambda _: None
-) -> float:
+def worst_error(num_values: int, encoder: str) -> float:
     """Return max |error| / bound over at least `num_values` values, in float64.
 
-    Args: encoder: the `encoder` of ErrorBounded.  progress: called with the number of values done
-        since the last call.
+    Args: encoder: the `encoder` of ErrorBounded.
     Raises: AssertionError: a NaN or infinity did not arrive bit by bit.
     """
     codecs = [ErrorBounded(b, encoder=encoder) for b in RELATIVE]
@@ -68,5 +63,4 @@ def worst_error(
         special = ~rows.isfinite()
         assert torch.equal(rows[special].view(torch.int32), decoded[special].view(torch.int32))
         seed += 1
-        progress(rows.numel())
     return worst

@@ -6,7 +6,6 @@ Promise: rows as the sender's own config decodes them (any rows, of a damaged fr
 CorruptFrameError that names the sender; no value beside the rows is touched.
 """
 
-from collections.abc import Callable
 from itertools import product
 from typing import get_args
 
@@ -121,14 +120,11 @@ def _case(pairs: list[tuple[Codec, Codec]], sound: bool, generator: torch.Genera
     return True
 
 
-def search(
-    num_pairs: int, seed: int, progress: Callable[[int], object] = lambda _: None
-) -> tuple[int, int]:
+def search(num_pairs: int, seed: int) -> tuple[int, int]:
     """Send frames until `num_pairs` pairs, of PAIRS in a random order, have met; return how many
     frames were decoded and how many refused.
 
     Every other round over PAIRS has damaged frames; the first one has sound ones.
-    Args: progress: called with the number of pairs done since the last call.
     Raises: AssertionError: other rows, or no sender named. Whatever a decoder raises that is no
         CorruptFrameError.
     """
@@ -140,6 +136,5 @@ def search(
         for first in range(0, len(order), NUM_TABLES):
             pairs = [PAIRS[number] for number in order[first : first + NUM_TABLES]]
             outcomes[0 if _case(pairs, round_ % 2 == 0, generator) else 1] += 1
-            progress(NUM_TABLES)
         done, round_ = done + len(PAIRS), round_ + 1
     return outcomes[0], outcomes[1]

@@ -4,7 +4,6 @@ Promise: rows that the tables have, ascending, with values of the right shape, o
 CorruptFrameError that names the sender.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -35,7 +34,7 @@ class Damaging(messages.RowMessages):
         return buffer if self.hits_frame else mutant(buffer, self.generator)
 
 
-def search(num_cases: int, seed: int, progress: Callable[[int], object] = lambda _: None) -> int:
+def search(num_cases: int, seed: int) -> int:
     """Send `num_cases` damaged messages; return how many were refused.
 
     Raises: AssertionError: rows that no table has, or no sender named. Whatever is raised that is
@@ -46,8 +45,6 @@ def search(num_cases: int, seed: int, progress: Callable[[int], object] = lambda
     try:
         for n in range(num_cases):
             refused += _case(n, generator)
-            if n % 100 == 99:
-                progress(100)
     finally:
         dist.destroy_process_group()
     return refused
