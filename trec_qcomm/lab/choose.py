@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -33,12 +33,8 @@ from trec_qcomm.integration.compat import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     KeyedJaggedTensor,
-    ShardingPlan,
-    column_wise,
-    construct_module_sharding_plan,
-    row_wise,
-    table_wise,
 )
+from trec_qcomm.lab.ranks.plans import make_plan
 from trec_qcomm.qcomm import QComm
 
 
@@ -107,28 +103,18 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _tuned(options: argparse.Namespace) -> Tuned:
-
     qcomm, num_bags = QComm.from_preset("auto"), options.tables * options.batch_size
     model = Model(options.tables, options.rows, options.dim)
-    ranks = list(range(dist.get_world_size()))
-    kinds: dict[str, Callable[[int], Any]] = {
-        "table_wise": lambda n: table_wise(rank=n % len(ranks)),
-        "row_wise": lambda _: row_wise(),
-        "column_wise": lambda _: column_wise(ranks=ranks),
-    }
-    plan = construct_module_sharding_plan(
-        model.bags,
-        {f"t{n}": kinds[options.sharding](n) for n in range(options.tables)},
-        local_size=len(ranks),
-        world_size=len(ranks),
-        device_type="cpu",
+    sharders, num_ranks = {s.module_type: s for s in qcomm.sharders()}, dist.get_world_size()
+    plan = make_plan(
+        model, options.sharding, sharders, num_ranks=num_ranks, ranks_per_node=num_ranks
     )
-    for parameter in plan.values():
+    for parameter in plan.plan["bags"].values():
         parameter.compute_kernel = "fused"  # else TorchRec takes the dense kernel on CPU
     dmp = DistributedModelParallel(
         model,
         device=torch.device("cpu"),
-        plan=ShardingPlan({"bags": plan}),
+        plan=plan,
         **qcomm.dmp_arguments(),
     )
     dense = [p for name, p in dmp.named_parameters() if ".over." in f".{name}"]
