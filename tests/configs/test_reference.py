@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from trec_qcomm import Config, GradientRule, HopCodecs, TableGradientRule, TableRule
-from trec_qcomm.__main__ import main
 from trec_qcomm.config import IdRule, LowRank, config_from_dict, parse_yaml
 from trec_qcomm.core.registry import codec_names, codec_type
 from trec_qcomm.ext.dct.refresh import ThresholdRefresh
@@ -20,6 +19,7 @@ from trec_qcomm.ext.feedback.rule import RowFeedback
 from trec_qcomm.ext.replicas.rule import SyncRule
 from trec_qcomm.lab.debug.rule import DebugRule
 from trec_qcomm.lab.guard.rule import GuardRule
+from trec_qcomm.lab.tools import main
 
 PAGE = Path(__file__).parents[2] / "configs" / "REFERENCE.md"
 REFERENCE = PAGE.read_text(encoding="utf-8")

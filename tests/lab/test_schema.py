@@ -6,9 +6,9 @@ from typing import Any
 import fastjsonschema
 import pytest
 
-from trec_qcomm.__main__ import main
 from trec_qcomm.config import config_from_dict, preset_path, presets, read_yaml
 from trec_qcomm.lab.schema import config_schema
+from trec_qcomm.lab.tools import main
 
 SCHEMA = config_schema()
 RULE = {"tables": "*", "forward": "identity", "backward": "identity"}

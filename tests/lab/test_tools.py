@@ -2,7 +2,7 @@
 
 import pytest
 
-from trec_qcomm.__main__ import TOOLS, main
+from trec_qcomm.lab.tools import TOOLS, main
 
 
 @pytest.mark.parametrize(("words", "status"), [([], 2), (["--help"], 0), (["-h"], 0)])
