@@ -21,10 +21,7 @@ from trec_qcomm.config.section import sections_of
 from trec_qcomm.config.tables import EXACT_RULE
 from trec_qcomm.core.stats import Stats
 from trec_qcomm.integration.checkpoint import Resumable
-from trec_qcomm.integration.compat import (
-    DefaultDataParallelWrapper,
-    ModuleSharder,
-)
+from trec_qcomm.integration.compat import DefaultDataParallelWrapper, ModuleSharder
 from trec_qcomm.integration.current_rules import CodecChanges
 from trec_qcomm.integration.ddp import CountedDataParallelWrapper
 from trec_qcomm.integration.embedding.sharders import all_sharders

@@ -8,15 +8,7 @@ from trec_qcomm.codecs import ErrorBounded
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.testing import max_error_in_bounds, round_trip
 
-FAMILIES = (
-    "normal",
-    "mean far above the range",
-    "far scales",
-    "subnormal",
-    "huge",
-    "ties",
-    "bits",
-)
+FAMILIES = ("normal", "mean far above the range", "far scales", "subnormal", "huge", "ties", "bits")
 RELATIVE = (0.1, 0.01, 1e-3, 1e-5, 3e-7)  # the last bound is about an ulp of the data
 ABSOLUTE = (0.5, 0.1, 2e38, 1e-40, 2**-20)
 NUM_ROWS, DIM = 4096, 64

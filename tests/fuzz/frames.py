@@ -3,16 +3,7 @@
 import torch
 from torch import Tensor
 
-from trec_qcomm import (
-    Cast,
-    ErrorBounded,
-    Float6,
-    Float8,
-    Identity,
-    Rowwise,
-    Threshold,
-    TopK,
-)
+from trec_qcomm import Cast, ErrorBounded, Float6, Float8, Identity, Rowwise, Threshold, TopK
 from trec_qcomm.core.codec import Codec
 from trec_qcomm.testing import reseal
 

@@ -25,11 +25,7 @@ from trec_qcomm.wire import frame
 
 
 def all_reduce_touched(
-    reduction: Reduction,
-    tables: Sequence[ParameterShape],
-    bucket: Tensor,
-    *,
-    is_last: bool = True,
+    reduction: Reduction, tables: Sequence[ParameterShape], bucket: Tensor, *, is_last: bool = True
 ) -> Rounds:
     """Yield the rounds in which `bucket` becomes the mean over ranks, as Reduction.start does.
 

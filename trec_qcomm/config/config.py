@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal
 
-from trec_qcomm.config.gradients import (
-    GradientRule,
-    TableGradientRule,
-    check_dense_rules,
-    rules_of,
-)
+from trec_qcomm.config.gradients import GradientRule, TableGradientRule, check_dense_rules, rules_of
 from trec_qcomm.config.matching import PatternRules
 from trec_qcomm.config.section import At, Section, check_sections
 from trec_qcomm.config.tables import EXACT_RULE, TableRule

@@ -19,11 +19,7 @@ from trec_qcomm.core.codec import check_choice
 from trec_qcomm.core.counters import BagCounts, Traffic, kind_stats
 from trec_qcomm.core.stats import TRAFFIC_KINDS, Stats
 from trec_qcomm.integration.agreement import check_equal
-from trec_qcomm.integration.checkpoint import (
-    check_names,
-    with_config,
-    without_config,
-)
+from trec_qcomm.integration.checkpoint import check_names, with_config, without_config
 from trec_qcomm.integration.collectives import EmbeddingCollectives
 from trec_qcomm.integration.current_rules import CodecChanges
 from trec_qcomm.integration.extension import Extension

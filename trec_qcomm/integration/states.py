@@ -9,12 +9,7 @@ Knows: names of ranks in checkpoints. Does not know: what the state means.
 from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
-from trec_qcomm.integration.checkpoint import (
-    by_rank_key,
-    by_short_key,
-    check_names,
-    self_rank_key,
-)
+from trec_qcomm.integration.checkpoint import by_rank_key, by_short_key, check_names, self_rank_key
 
 
 class Stateful(Protocol):

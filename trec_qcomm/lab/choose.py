@@ -112,10 +112,7 @@ def _tuned(options: argparse.Namespace) -> Tuned:
     for parameter in plan.plan["bags"].values():
         parameter.compute_kernel = "fused"  # else TorchRec takes the dense kernel on CPU
     dmp = DistributedModelParallel(
-        model,
-        device=torch.device("cpu"),
-        plan=plan,
-        **qcomm.dmp_arguments(),
+        model, device=torch.device("cpu"), plan=plan, **qcomm.dmp_arguments()
     )
     dense = [p for name, p in dmp.named_parameters() if ".over." in f".{name}"]
     optimizer, noise = torch.optim.SGD(dense, lr=0.01), np.random.default_rng(dist.get_rank())

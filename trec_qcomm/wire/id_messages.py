@@ -123,12 +123,7 @@ def unpack(
 
 
 def seal(
-    buffer: Tensor,
-    nbytes: Sequence[int],
-    counts: Sequence[int],
-    *,
-    flags: int,
-    num_bags: int,
+    buffer: Tensor, nbytes: Sequence[int], counts: Sequence[int], *, flags: int, num_bags: int
 ) -> None:
     """Write headers and checksums before packed ids that are already in place.
 

@@ -23,13 +23,7 @@ from torch import Tensor
 from trec_qcomm.comm.rows.collective import PooledCollective
 from trec_qcomm.comm.rows.direction_codecs import DirectionCodecs
 from trec_qcomm.comm.rows.exchange_plan import ExchangePlan, PlacedExchange
-from trec_qcomm.comm.rows.layout import (
-    Layout,
-    Places,
-    behind_one_another,
-    in_matrix,
-    packed,
-)
+from trec_qcomm.comm.rows.layout import Layout, Places, behind_one_another, in_matrix, packed
 from trec_qcomm.comm.rows.selected import add_rows, take_rows
 from trec_qcomm.core.segments import int64_tensor
 from trec_qcomm.ops.batch.rows import Rows

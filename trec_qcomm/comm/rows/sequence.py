@@ -60,10 +60,7 @@ class SequenceAllToAll(RowCollective):
         return self._start(rows, exchange, gradient_divisor, exact, uncoded=uncoded)
 
     def _place_exchange(
-        self,
-        plan: ExchangePlan,
-        sent: tuple[tuple[int, ...], ...],
-        received: tuple[int, ...],
+        self, plan: ExchangePlan, sent: tuple[tuple[int, ...], ...], received: tuple[int, ...]
     ) -> PlacedExchange:
         """Place the frames of a batch of these numbers of rows, see `start`."""
         rows_sent = torch.tensor(sent, dtype=torch.int64).view(len(sent), self.world_size)

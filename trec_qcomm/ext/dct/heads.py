@@ -10,13 +10,7 @@ from torch import Tensor
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, aligned
 from trec_qcomm.core.transfer import download
-from trec_qcomm.ext.buffers import (
-    item_places,
-    new_bytes,
-    segment_ids,
-    starts_of,
-    take_bytes,
-)
+from trec_qcomm.ext.buffers import item_places, new_bytes, segment_ids, starts_of, take_bytes
 from trec_qcomm.ext.dct.values import (
     DTYPES,
     FP32,

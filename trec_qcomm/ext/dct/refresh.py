@@ -214,11 +214,7 @@ class GradientThresholds(ABC):
     """Thresholds of one rank's gradients, for the parameters of one rule."""
 
     def __init__(
-        self,
-        refresh: ThresholdRefresh,
-        model: BucketChunks,
-        sites: Sequence[str],
-        rule: int,
+        self, refresh: ThresholdRefresh, model: BucketChunks, sites: Sequence[str], rule: int
     ) -> None:
         """Begin without thresholds.
 

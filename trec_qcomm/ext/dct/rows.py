@@ -36,20 +36,8 @@ from trec_qcomm.ext.dct.heads import (
     scatter_kept,
     write_heads,
 )
-from trec_qcomm.ext.dct.masks import (
-    Masks,
-    mask_nbytes,
-    masked_columns,
-    num_masked,
-)
-from trec_qcomm.ext.dct.values import (
-    NBYTES,
-    ValueFormat,
-    keep_top_k,
-    keys_of,
-    kind_of,
-    levels_of,
-)
+from trec_qcomm.ext.dct.masks import Masks, mask_nbytes, masked_columns, num_masked
+from trec_qcomm.ext.dct.values import NBYTES, ValueFormat, keep_top_k, keys_of, kind_of, levels_of
 from trec_qcomm.ops.dispatch import check_buffers
 
 BITMAP, COLUMNS, COUNTED_COLUMNS = 0, 1, 2  # the field `positions`
@@ -123,13 +111,7 @@ def encode_above(
 
 
 def _encode(
-    rows: Tensor,
-    keep: Tensor,
-    segments: Segments,
-    payload: Tensor,
-    at: Tensor,
-    kind: int,
-    k: int,
+    rows: Tensor, keep: Tensor, segments: Segments, payload: Tensor, at: Tensor, kind: int, k: int
 ) -> Encoded:
     """Write the columns that `keep` [R, D] names. k: columns of every row, or 0."""
     _note(keep, segments)

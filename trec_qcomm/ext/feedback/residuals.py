@@ -133,12 +133,7 @@ class RowResiduals:
         return fed
 
     def _part(
-        self,
-        values: Tensor,
-        group: CodecGroup,
-        first_row: Tensor,
-        ids: Tensor,
-        traffic: Traffic,
+        self, values: Tensor, group: CodecGroup, first_row: Tensor, ids: Tensor, traffic: Traffic
     ) -> "_Part":
         device, members, offsets = values.device, group.members, group.segments.offsets
         segment = torch.repeat_interleave(

@@ -10,10 +10,7 @@ from typing import Any
 
 import torch
 
-from trec_qcomm.integration.compat import (
-    GroupedEmbeddingConfig,
-    ShardingOption,
-)
+from trec_qcomm.integration.compat import GroupedEmbeddingConfig, ShardingOption
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -20,11 +20,7 @@ from trec_qcomm.integration.compat import (
     ShardedManagedCollisionCollection,
     ShardingEnv,
 )
-from trec_qcomm.integration.compat.private import (
-    input_dists,
-    nested_sharder,
-    output_dists,
-)
+from trec_qcomm.integration.compat.private import input_dists, nested_sharder, output_dists
 from trec_qcomm.integration.embedding.modules import (
     CodedEmbeddingBagCollectionSharder,
     CodedEmbeddingCollectionSharder,

@@ -67,14 +67,7 @@ class RowCapture(Observer):
     It ends by itself after the last step. A block is [n, D] float32.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        *,
-        steps: int,
-        gradients: bool,
-        max_nbytes: int,
-    ) -> None:
+    def __init__(self, session: Session, *, steps: int, gradients: bool, max_nbytes: int) -> None:
         """Begin. The arguments are those of QComm.capture_rows, and the session."""
         observed = [c for c in session.collectives if not c.intra]
         if type(steps) is not int or steps < 1:

@@ -265,10 +265,7 @@ class PlayedGroup(_ProcessGroup):  # type: ignore[misc]
         return self._blocking("reduce_scatter", [values, output], reduce)
 
     def allgather(
-        self,
-        outputs: Sequence[Sequence[Tensor]],
-        values: Sequence[Tensor],
-        opts: Any = None,
+        self, outputs: Sequence[Sequence[Tensor]], values: Sequence[Tensor], opts: Any = None
     ) -> dist.Work:
         work = self._exchange("all_gather", [values[0]] * self.size(), outputs[0])
         work.wait()

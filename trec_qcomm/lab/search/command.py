@@ -35,10 +35,7 @@ Make = Callable[[list[str]], Mapping[str, Any]]  # words -> arguments of `search
 
 
 def main(
-    words: Sequence[str] | None = None,
-    *,
-    make: Make | None = None,
-    description: str | None = None,
+    words: Sequence[str] | None = None, *, make: Make | None = None, description: str | None = None
 ) -> int:
     """Search, write the plans and print them; the exit status is 2 after a mistake.
 

@@ -303,11 +303,7 @@ def table_row_wise(model: Model, cluster: Cluster, *, distinct: float, is_ours: 
     )
 
 
-PLANS: dict[str, Callable[..., Load]] = {
-    "tw": table_wise,
-    "rw": row_wise,
-    "twrw": table_row_wise,
-}
+PLANS: dict[str, Callable[..., Load]] = {"tw": table_wise, "rw": row_wise, "twrw": table_row_wise}
 
 
 def _busiest(model: Model, num_places: int) -> tuple[int, float]:

@@ -210,8 +210,7 @@ class Study:
         metrics: Metrics = result.metrics if isinstance(result, Trained) else result
         exact = result.evaluate(self.baseline) if isinstance(result, Trained) else {}
         return SeedTraining(
-            metrics=self._checked(metrics, name, seed, "training"),
-            metrics_exact=dict(exact),
+            metrics=self._checked(metrics, name, seed, "training"), metrics_exact=dict(exact)
         )
 
     def _checked(self, metrics: Metrics, name: str, seed: int, mode: Mode) -> dict[str, float]:

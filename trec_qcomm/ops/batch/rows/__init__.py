@@ -40,12 +40,7 @@ class Choice:
 
 
 def choose(
-    chosen: Tensor,
-    first: Tensor,
-    num_rows: Tensor,
-    start: Tensor,
-    stride: Tensor,
-    dim: Tensor,
+    chosen: Tensor, first: Tensor, num_rows: Tensor, start: Tensor, stride: Tensor, dim: Tensor
 ) -> Rows:
     """Return the chosen rows of each group, group by group, in ascending order.
 
@@ -55,12 +50,7 @@ def choose(
 
 
 def begin_choice(
-    chosen: Tensor,
-    first: Tensor,
-    num_rows: Tensor,
-    start: Tensor,
-    stride: Tensor,
-    dim: Tensor,
+    chosen: Tensor, first: Tensor, num_rows: Tensor, start: Tensor, stride: Tensor, dim: Tensor
 ) -> Choice:
     """Choose rows of each group, group by group, in ascending order, without waiting for a GPU.
 

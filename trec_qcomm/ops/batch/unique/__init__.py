@@ -74,12 +74,7 @@ def unique_bags(
     return UniqueBags(first[:total], counts, inverse)
 
 
-def sort_by_id(
-    bags: UniqueBags,
-    values: Tensor,
-    lengths: Tensor,
-    num_bags: Tensor,
-) -> UniqueBags:
+def sort_by_id(bags: UniqueBags, values: Tensor, lengths: Tensor, num_bags: Tensor) -> UniqueBags:
     """Return the same bags, with the bags of a group in the order of their ids.
 
     Groups with a bag of several ids stay as they are. Bags without an id come first, and equal bags
@@ -182,12 +177,7 @@ def expand(rows: Tensor, blocks: BagBlocks, inverse: Tensor, out: Tensor) -> Non
         kernels.expand(rows, blocks, inverse, out)
 
 
-def sum_by_bag(
-    matrix: Tensor,
-    blocks: BagBlocks,
-    inverse: Tensor,
-    out: Tensor,
-) -> None:
+def sum_by_bag(matrix: Tensor, blocks: BagBlocks, inverse: Tensor, out: Tensor) -> None:
     """Write to each packed row the sum over the samples that have its bag: `expand` reversed.
 
     Args:
