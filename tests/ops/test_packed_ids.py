@@ -190,16 +190,16 @@ FORGED = {
     "high parts beyond the bytes": [2, 0, 1, 1, 6, 0, 0, 0x80, 1],
     "high parts of no word": [1, 0, 1, 1, 6, 0, 0, 1],
 }
+HIGH_PARTS = [2, 0, 1, 1, 6, 0, 0]  # head of two ids, of which the second's word has a high part
+FORGED |= {f"high parts {high}": [*HIGH_PARTS, len(high), *high] for high in ([8, 0], [9], [0])}
 
 
-@pytest.mark.parametrize("high", [[0b1000, 0], [0b1001], [0]])
-def test_there_is_one_high_part_for_each_word(high):
-    """The sound one is 0b1000, one word of 3."""
-    head = [2, 0, 1, 1, 6, 0, 0]
-    sound = torch.tensor([*head, 1, 0b1000, *[0] * 8], dtype=torch.uint8)
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_heads_are_refused(name):
+    sound = torch.tensor([*HIGH_PARTS, 1, 0b1000, *[0] * 8], dtype=torch.uint8)  # one word of 3
     assert decoded(sound, 1)[0] == [0, 4]
-    forged = [*head, len(high), *high, *[0] * 8]
-    assert decoded(torch.tensor(forged, dtype=torch.uint8), 1) is None
+    data = torch.tensor(FORGED[name] + [0] * (48 - len(FORGED[name])), dtype=torch.uint8)
+    assert decoded(data, 1) is None
 
 
 def test_what_is_no_batch_is_a_value_error():

@@ -72,16 +72,19 @@ def test_bytes_of_the_other_backends(states_bags, alignment):
         assert_same_bags(result, expected)
 
 
-def test_ids_of_more_than_a_program_takes_at_once():
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(10**6, (2500,), generator=generator)
-    lengths = torch.ones(5000, dtype=torch.int64)
-    lengths[:2500:100] = 0
-    lengths[100:125] += 1
-    bags = Bags(torch.cat([ids.sort().values, ids]), lengths, torch.tensor([2500, 2500]))
-    ours, theirs = (encode(bags, [2], states_bags=False) for encode in (encoded, packed_ids.encode))
+def test_segments_that_end_beside_a_block_and_one_of_many_blocks():
+    rng = random.Random(0)
+    segments = [random_segment(rng) for _ in range(15)]
+    for n in (0, 1, 1023, 1024, 1025):
+        lengths = [rng.choice((0, 1, 2)) for _ in range(n)]
+        ids = [rng.randrange(10**6) for _ in range(max(n, sum(lengths)))]
+        segments += [([1] * n, sorted(ids[:n])), (lengths, ids[: sum(lengths)])]
+    bags = bags_of([*segments, ([1] * 100_000, sorted(rng.sample(range(10**6), 100_000)))])
+    ours, theirs = (
+        encode(bags, [26], states_bags=False) for encode in (encoded, packed_ids.encode)
+    )
     assert torch.equal(ours.payload.cpu(), theirs.payload)
-    result = decoded(ours.payload, [0], ours.nbytes, bags.num_bags, num_segments=2)
+    result = decoded(ours.payload, [0], ours.nbytes, bags.num_bags, num_segments=26)
     assert_same_bags(result, bags)
 
 
@@ -95,20 +98,12 @@ def test_int32_and_what_does_not_fit_it():
     assert "does not fit in torch.int32" in reason
 
 
-@pytest.mark.parametrize("name", list(FORGED)[::5])
+@pytest.mark.parametrize("name", [*list(FORGED)[:-3:5], *list(FORGED)[-3:]])
 def test_forged_heads_are_refused_alike(name):
     data = torch.tensor(FORGED[name] + [0] * (48 - len(FORGED[name])), dtype=torch.uint8)
     theirs = decoded(data, [0], [48], None, "cpu", num_segments=1)
     assert isinstance(theirs, tuple)
     assert decoded(data, [0], [48], None, num_segments=1) == theirs
-
-
-@pytest.mark.parametrize("high", [[0b1000, 0], [0b1001], [0]])
-def test_there_is_one_high_part_for_each_word(high):
-    forged = torch.tensor([2, 0, 1, 1, 6, 0, 0, len(high), *high, *[0] * 8], dtype=torch.uint8)
-    forged = torch.nn.functional.pad(forged, (0, -len(forged) % 8))
-    ends = [8 + len(high) + 8]
-    assert decoded(forged, [0], ends, None, num_segments=1)[1].startswith("its high parts")
 
 
 def test_wrong_lengths_are_a_value_error():

@@ -155,8 +155,8 @@ def _downloads_of_ids(counts: list[int]) -> Iterator[list[Tensor]]:
     headers = [first_word, counts[0], _MESSAGE_NBYTES, 0] * NUM_RANKS
     begins = [_MESSAGE_NBYTES // 8 * rank for rank in range(NUM_RANKS + 1)]
     sums, first_blocks = [0] * NUM_RANKS, [0] * (NUM_RANKS + 1)
-    bags = [BATCH_SIZE] * (NUM_RANKS * counts[0])
-    yield [torch.tensor(headers + sums + begins + first_blocks), torch.tensor([*bags, *bags, -1])]
+    plans = [BATCH_SIZE] * (3 * NUM_RANKS * counts[0])
+    yield [torch.tensor(headers + sums + begins + first_blocks), torch.tensor([*plans, -1])]
 
 
 def id_runs() -> Iterator[tuple[str, Counted]]:

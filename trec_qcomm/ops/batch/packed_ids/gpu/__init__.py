@@ -1,11 +1,13 @@
 """Packed ids in Triton. Same bytes as reference.py.
 
-Encoding has five parts: choose the parameters of each segment, find sizes and places, wait for the
-sizes, find the ones of high parts, and write.
-Decoding has five, too: read the heads, wait for the numbers of bags and ids, find the ones of high
-parts, read, and wait for what is wrong with the bytes.
-Most programs take a segment. Programs that lay out or read heads take a message, because a head
-begins where the head before it ends.
+Encoding: measure blocks of bags and ids; choose the parameters of each segment; find sizes and
+places; wait for the sizes; write blocks of bags and ids.
+Decoding: read the heads; wait for the numbers of bags, ids and bytes of high parts; read blocks of
+lengths, and add up blocks of gaps and of ones; find the ones of high parts; read blocks of ids;
+wait for what is wrong with the bytes.
+A block is up to 1024 items of one segment, and has a program. What it must know of earlier blocks
+are their sums. `plan` has a program a segment, which visits its blocks. Programs that lay out or
+read heads take a message, because a head begins where the head before it ends.
 Shapes: P messages, S segments in all, B bags, N ids, W bytes.
 """
 
@@ -16,13 +18,21 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import exclusive_cumsum, int64_tensor
 from trec_qcomm.ops.batch.packed_ids.gpu import columns
-from trec_qcomm.ops.batch.packed_ids.gpu.plan import lay_out, plan
-from trec_qcomm.ops.batch.packed_ids.gpu.read import BAD_DTYPE, REASONS, find_ones, read, read_heads
-from trec_qcomm.ops.batch.packed_ids.gpu.write import place_ones, write
+from trec_qcomm.ops.batch.packed_ids.gpu.plan import lay_out, measure, plan
+from trec_qcomm.ops.batch.packed_ids.gpu.read import (
+    BAD_DTYPE,
+    REASONS,
+    find_ones,
+    read,
+    read_blocks,
+    read_heads,
+)
+from trec_qcomm.ops.batch.packed_ids.gpu.write import write
 from trec_qcomm.ops.batch.packed_ids.reference import MAX_RUNS
 from trec_qcomm.ops.device import download, launch, no_segment, upload, words
 
-_BLOCK = 1024  # ids, lengths or bytes that a program takes at once
+_BLOCK = 1024  # ids, lengths or bytes of a block
+_BLOCKS = 128  # blocks of a segment whose sums a program adds up at once
 _SEGMENTS = 128  # segments of a message that a program lays out at once
 
 
@@ -46,18 +56,29 @@ def encode(
     first_bag, first_segment, message_of = upload(
         device, exclusive_cumsum(num_bags), exclusive_cumsum(per_message), message_of
     )
-    ends = lengths.cumsum(0, dtype=torch.int64)
-    bags = ids, lengths, ends, first_bag
-    plans = torch.zeros(num_segments, columns.NUM_COLUMNS.value, dtype=torch.int64, device=device)
-    runs = torch.empty(num_segments, 2 * MAX_RUNS, dtype=torch.int64, device=device)
+    num_columns, num_messages = columns.NUM_COLUMNS.value, len(counts)
+    parts = [num_segments * num_columns, num_messages, 1, len(lengths) + 1]
+    zeros = torch.zeros(sum(parts), dtype=torch.int64, device=device)
+    plans, nbytes, wrong, ends = zeros.split(parts)
+    plans = plans.view(num_segments, num_columns)
+    torch.cumsum(lengths, 0, dtype=torch.int64, out=ends[1:])
+    first_id = ends[first_bag].clamp_(0, len(ids))
+    batch = ids, lengths, first_bag, first_id
+    starts, runs = torch.empty(3 * num_segments * MAX_RUNS, dtype=torch.int64, device=device).split(
+        [num_segments * MAX_RUNS, 2 * num_segments * MAX_RUNS]
+    )
+    blocks = _num_blocks(len(lengths), num_segments) + _num_blocks(len(ids), num_segments)
+    measures = torch.empty(blocks, columns.NUM_MEASURES.value, dtype=torch.int64, device=device)
     sizes, head_at = torch.empty(3 * num_segments, dtype=torch.int64, device=device).split(
         [2 * num_segments, num_segments]
     )
-    zeros = torch.zeros(len(counts) + 1, dtype=torch.int64, device=device)
-    nbytes, wrong = zeros[:-1], zeros[-1:]
     launch(
-        plan, num_segments, *bags, plans, runs, sizes, num_segments, len(ids), BLOCK=_BLOCK,
-        STATES_BAGS=states_bags,
+        measure, blocks, *batch, plans, starts, measures, num_segments, len(lengths), BLOCK=_BLOCK
+    )  # fmt: skip
+    launch(
+        plan, num_segments, *batch, plans, starts, runs, measures, sizes, num_segments,
+        len(lengths), len(ids), STATES_BAGS=states_bags, BLOCK=_BLOCK, BLOCKS=_BLOCKS,
+        num_warps=1,
     )  # fmt: skip
     launch(
         lay_out, len(counts), plans, sizes, first_segment, nbytes, head_at, wrong, num_segments,
@@ -65,18 +86,15 @@ def encode(
     )  # fmt: skip
     num_ids = plans[:, columns.IDS.value]
     host = download(torch.cat([nbytes, num_ids, wrong, ends[-1:]]))
-    on_host, ids_on_host, rest = host.tensor_split([len(counts), len(counts) + num_segments])
-    total = int(rest[1]) if len(rest) > 1 else 0
+    on_host, ids_on_host, rest = host.split([num_messages, num_segments, 2])
+    total = int(rest[1])
     if int(rest[0]) or total != len(ids):
         return ids.new_empty(0, dtype=torch.uint8), on_host, ids_on_host, bool(rest[0]), total
     payload = torch.zeros(int(on_host.sum()), dtype=torch.uint8, device=device)
-    ones = torch.empty(len(ids), dtype=torch.int64, device=device)
     launch(
-        place_ones, num_segments, ids, ends, first_bag, plans, ones, len(ids), BLOCK=_BLOCK
-    )  # fmt: skip
-    launch(
-        write, num_segments, *bags, plans, runs, ones, head_at, message_of, nbytes.cumsum(0),
-        nbytes, payload, len(ids), BLOCK=_BLOCK, STATES_BAGS=states_bags,
+        write, blocks, *batch, plans, runs, measures, head_at, message_of, nbytes.cumsum(0), nbytes,
+        words(payload, torch.int32), num_segments, len(lengths), STATES_BAGS=states_bags,
+        BLOCK=_BLOCK,
     )  # fmt: skip
     return payload, on_host, ids_on_host, False, total
 
@@ -103,31 +121,44 @@ def decode(
     heads_end, flag = torch.empty_like(begins), no_segment(device)
     launch(
         read_heads, len(begins), payload, begins, ends, given, plans, heads_end, flag, num_segments,
-        STATES=states_bags,
+        STATES=states_bags, num_warps=1,
     )  # fmt: skip
-    counts = plans[:, columns.BAGS.value], plans[:, columns.IDS.value]
-    host = download(torch.cat([*counts, flag.to(torch.int64)]))
-    bags_and_ids, bad = host[:-1].view(2, total), int(host[-1])
+    sizes_of = (columns.BAGS, columns.IDS, columns.UNARY_NBYTES)
+    host = download(torch.cat([*(plans[:, c.value] for c in sizes_of), flag.to(torch.int64)]))
+    counts, bad = host[:-1].view(3, total), int(host[-1])
     none = torch.empty(0, dtype=torch.int64, device=device)
     if bad >= 0:
-        return none, none, bags_and_ids, bad
-    sizes = bags_and_ids.sum(1).tolist()
+        return none, none, counts[:2], bad
+    num_bags, num_ids, num_bytes = counts.sum(1).tolist()
     lengths, ids = (
         torch.empty(size, dtype=dtype, device=device)
-        for size, dtype in zip(sizes, reversed(dtypes), strict=True)
+        for size, dtype in ((num_bags, dtypes[1]), (num_ids, dtypes[0]))
     )
-    firsts = upload(device, *(exclusive_cumsum(vector)[:-1] for vector in bags_and_ids))
-    ones = torch.empty(len(ids), dtype=torch.int64, device=device)
-    launch(
-        find_ones, total, payload, plans, heads_end, firsts[1], ones, flag, num_segments,
-        BLOCK=_BLOCK,
-    )  # fmt: skip
+    first_bag, first_id, first_byte = upload(device, *map(exclusive_cumsum, counts))
+    blocks = [_num_blocks(size, total) for size in (num_bags, num_ids, num_bytes)]
+    gap_sums, one_sums, ones = (
+        torch.empty(size, dtype=torch.int64, device=device) for size in (*blocks[1:], num_ids)
+    )
     all_words = words(payload, torch.int64)
     launch(
-        read, total, payload, all_words, begins, ends, plans, heads_end, *firsts, ones, lengths,
-        ids, flag, num_segments, len(all_words), BLOCK=_BLOCK,
+        read_blocks, sum(blocks), payload, all_words, ends, plans, heads_end, first_bag, first_id,
+        first_byte, gap_sums, one_sums, lengths, flag, total, num_segments, len(all_words),
+        *blocks[:2], BLOCK=_BLOCK,
     )  # fmt: skip
-    return ids, lengths, bags_and_ids, int(download(flag))
+    launch(
+        find_ones, blocks[2], payload, plans, heads_end, first_id, first_byte, one_sums, ones,
+        flag, total, num_segments, BLOCK=_BLOCK, BLOCKS=_BLOCKS,
+    )  # fmt: skip
+    launch(
+        read, blocks[1], all_words, plans, heads_end, first_id, gap_sums, ones, ids, flag, total,
+        num_segments, len(all_words), BLOCK=_BLOCK, BLOCKS=_BLOCKS,
+    )  # fmt: skip
+    return ids, lengths, counts[:2], int(download(flag))
+
+
+def _num_blocks(num_items: int, num_segments: int) -> int:
+    """Return the number of programs that have all blocks, see `numbers.block_of`."""
+    return num_items // _BLOCK + num_segments
 
 
 __all__ = ["BAD_DTYPE", "REASONS", "decode", "encode"]

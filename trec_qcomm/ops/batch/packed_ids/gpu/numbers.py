@@ -1,4 +1,4 @@
-"""Numbers of a segment's head and streams in Triton: varints, bit lengths, words of ids."""
+"""Numbers in Triton: varints, bit lengths, words of ids, blocks of segments."""
 
 # mypy: ignore-errors
 
@@ -12,6 +12,7 @@ STEPS, UNARY = tl.constexpr(reference.STEPS), tl.constexpr(reference.UNARY)
 MAX_RUNS = tl.constexpr(reference.MAX_RUNS)
 MAX_UNARY_BITS = tl.constexpr(reference.MAX_UNARY_BITS)
 MAX_LENGTH_BITS = tl.constexpr(reference.MAX_LENGTH_BITS)
+_SEGMENTS = tl.constexpr(128)  # segments among which that of a block is looked for at once
 
 
 @triton.jit
@@ -46,30 +47,48 @@ def mask_of(bits):
 
 
 @triton.jit
+def put_byte(out, at, byte):
+    """Write a byte where zeros are. out: pointer to int32, in whose words others write, too."""
+    shift = (8 * (at & 3)).to(tl.int32)
+    tl.atomic_or(out + (at >> 2), byte.to(tl.int32) << shift, sem="relaxed")
+
+
+@triton.jit
 def put_varint(out, at, number):
     """Write a uint64 as a varint. Return its end."""
     number = number.to(tl.uint64)
     while number >= 128:
-        tl.store(out + at, ((number & 127) | 128).to(tl.uint8))
+        put_byte(out, at, (number & 127) | 128)
         number = number >> 7
         at += 1
-    tl.store(out + at, number.to(tl.uint8))
+    put_byte(out, at, number)
     return at + 1
 
 
 @triton.jit
-def first_id(ends, first_bag, num_ids):
-    """Return where the ids of a bag begin, within 0..num_ids. ends: running sums of lengths."""
-    at = tl.load(ends + tl.maximum(first_bag - 1, 0), mask=first_bag > 0, other=0)
-    return tl.minimum(tl.maximum(at, 0), num_ids)
+def block_of(number, firsts, num_segments, BLOCK: tl.constexpr):
+    """Return (segment, where the block begins in it) of the block with this number, int64.
+
+    The blocks of segment s begin with number firsts[s] // BLOCK + s. So firsts[S] // BLOCK + S
+    programs have all blocks, and at most one program a segment has none: its block begins behind
+    the segment.
+
+    Args: firsts: [S + 1] int64, where the items of segments begin.
+    """
+    segment, tile = tl.cast(-1, tl.int64), tl.cast(0, tl.int64)
+    while tile < num_segments:
+        s = tile + tl.arange(0, _SEGMENTS)
+        first = tl.load(firsts + s, mask=s < num_segments, other=0)
+        begins = (s < num_segments) & (first // BLOCK + s <= number)
+        segment += tl.sum(begins.to(tl.int32), 0)
+        tile += _SEGMENTS
+    return segment, (number - first_block(firsts, segment, BLOCK)) * BLOCK
 
 
 @triton.jit
-def ids_of_segment(ends, first_bag, segment, num_ids):
-    """Return (where the ids of a segment begin, how many there are), within the ids."""
-    begin = first_id(ends, tl.load(first_bag + segment), num_ids)
-    end = first_id(ends, tl.load(first_bag + segment + 1), num_ids)
-    return begin, tl.maximum(end - begin, 0)
+def first_block(firsts, segment, BLOCK: tl.constexpr):
+    """Return the number of a segment's first block, see `block_of`."""
+    return tl.load(firsts + segment) // BLOCK + segment
 
 
 @triton.jit

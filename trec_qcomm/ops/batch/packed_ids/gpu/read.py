@@ -17,6 +17,7 @@ from trec_qcomm.ops.batch.packed_ids.gpu.numbers import (
     OFFSETS,
     STEPS,
     UNARY,
+    block_of,
     mask_of,
 )
 
@@ -190,112 +191,183 @@ def _take_words(words, num_words, at, i, there, bits):
 
 
 @triton.jit
-def find_ones(data, plans, heads_end, first_id, ones, flag, count, BLOCK: tl.constexpr):
-    """Find the place of each one bit among a segment's high parts. Each word has one such bit.
-
-    Args: ones: [N] int64, written. The word from an id to the next is noted at the latter's place.
-    """
-    s = tl.program_id(0).to(tl.int64)
+def _places(plans, heads_end, s, count):
+    """Return (place of the low bits, place of the high parts, number of words) of a segment."""
     row = plans + s * columns.NUM_COLUMNS
-    m, kind = tl.load(row + columns.IDS), tl.load(row + columns.KIND)
-    if (m > 0) & ((kind & UNARY) > 0):
-        skip = ((kind & 3) != OFFSETS).to(tl.int64)
-        num_words, nbytes = m - skip, tl.load(row + columns.UNARY_NBYTES)
-        at = tl.load(heads_end + s // count) + tl.load(row + columns.AT)
-        at += (tl.load(row + columns.LENGTH_BITS) * tl.load(row + columns.BAGS) + 7) // 8
-        at += (tl.load(row + columns.BITS) * num_words + 7) // 8
-        out = ones + tl.load(first_id + s) + skip
-        before, begin, last = m * 0, m * 0, m * 0 - 1
-        while begin < nbytes:
-            b = begin + tl.arange(0, BLOCK)
-            byte = tl.load(data + at + b, mask=b < nbytes, other=0).to(tl.int64)
-            num = tl.zeros_like(byte)
-            for t in tl.static_range(8):
-                num += (byte >> t) & 1
-            number = before + tl.cumsum(num, 0) - num
-            for t in tl.static_range(8):
-                is_one = ((byte >> t) & 1) > 0
-                there = is_one & (number < num_words)
-                tl.store(out + number, b * 8 + t, mask=there)
-                last = tl.maximum(last, tl.max(tl.where(is_one, b * 8 + t, -1), 0))
-                number += is_one.to(tl.int64)
-            before += tl.sum(num, 0)
-            begin += BLOCK
-        wrong = (before != num_words) | (nbytes != (last + 8) // 8)
-        _note(flag, s, tl.where(wrong, _BAD_HIGH, _OK))
+    at = tl.load(heads_end + s // count) + tl.load(row + columns.AT)
+    at += (tl.load(row + columns.LENGTH_BITS) * tl.load(row + columns.BAGS) + 7) // 8
+    m, is_gap = tl.load(row + columns.IDS), (tl.load(row + columns.KIND) & 3) != OFFSETS
+    num_words = m - (is_gap & (m > 0)).to(tl.int64)
+    return at, at + (tl.load(row + columns.BITS) * num_words + 7) // 8, num_words
 
 
 @triton.jit
-def _fill_runs(data, at, end, n, lengths, BLOCK: tl.constexpr):
-    """Write the lengths of runs that `read_heads` has checked. Return what is wrong."""
+def _sum_before(sums, number, block, BLOCKS: tl.constexpr):
+    """Return the sum over the blocks of a segment before its block. number: that of the block."""
+    total, tile = tl.cast(0, tl.int64), number - block
+    while tile < number:
+        b = tile + tl.arange(0, BLOCKS)
+        total += tl.sum(tl.load(sums + b, mask=b < number, other=0), 0)
+        tile += BLOCKS
+    return total
+
+
+@triton.jit
+def _fill_runs(data, at, end, n, lengths, first, BLOCK: tl.constexpr):
+    """Write a block of the lengths of runs that `read_heads` has checked. Return what is wrong."""
     limit, wrong = n * 0 + (1 << 62), tl.cast(0, tl.int32)
     num_runs, at, wrong = _take_count(data, at, end, limit, wrong)
-    done, run = n * 0, n * 0
-    while (wrong == _OK) & (run < num_runs):
+    begin, run, i = n * 0, n * 0, first + tl.arange(0, BLOCK)
+    while (wrong == _OK) & (run < num_runs) & (begin < first + BLOCK):
         is_last = (run == num_runs - 1).to(tl.int64)
-        value, count, at, wrong = _take_run(data, at, end, is_last, n - done, limit, wrong)
-        narrow, begin = value.to(lengths.dtype.element_ty), done
-        while begin < done + count:
-            i = begin + tl.arange(0, BLOCK)
-            tl.store(lengths + i, narrow, mask=i < done + count)
-            begin += BLOCK
-        wrong = tl.where((wrong == _OK) & (narrow.to(tl.int64) != value), _BAD_DTYPE, wrong)
-        done, run = done + count, run + 1
+        value, count, at, wrong = _take_run(data, at, end, is_last, n - begin, limit, wrong)
+        narrow = value.to(lengths.dtype.element_ty)
+        tl.store(lengths + i, narrow, mask=(i >= begin) & (i < begin + count))
+        is_odd = (narrow.to(tl.int64) != value) & (begin + count > first)
+        wrong = tl.where((wrong == _OK) & is_odd, _BAD_DTYPE, wrong)
+        begin, run = begin + count, run + 1
     return wrong
+
+
+@triton.jit
+def _read_lengths(data, words, num_words, end, row, at, first, lengths, BLOCK: tl.constexpr):
+    """Read a block of a segment's lengths, from bag `first` on. Return what is wrong."""
+    n, length_bits = tl.load(row + columns.BAGS), tl.load(row + columns.LENGTH_BITS)
+    wrong = tl.cast(0, tl.int32)
+    if length_bits == 0:
+        wrong = _fill_runs(data, tl.load(row + columns.RUNS), end, n, lengths, first, BLOCK)
+    else:
+        i = first + tl.arange(0, BLOCK)
+        number = _take_words(words, num_words, at, i, i < n, length_bits).to(tl.int64)
+        number = tl.where(i < n, number + tl.load(row + columns.LENGTH_BASE), 0)
+        narrow = number.to(lengths.dtype.element_ty)
+        tl.store(lengths + i, narrow, mask=i < n)
+        total = tl.sum(number, 0)
+        tl.atomic_add(row + columns.LOW_SUM, total & 0xFFFFFFFF, sem="relaxed")
+        tl.atomic_add(row + columns.HIGH_SUM, total >> 32, sem="relaxed")
+        is_odd = tl.max((narrow.to(tl.int64) != number).to(tl.int32), 0)
+        wrong = tl.where(is_odd > 0, _BAD_DTYPE, wrong)
+    return wrong
+
+
+@triton.jit
+def _ones_of(data, i, nbytes):
+    """Return (bytes with indices i, 0 from nbytes on; how many ones each of them has), int32."""
+    byte = tl.load(data + i, mask=i < nbytes, other=0).to(tl.int32)
+    num = byte - ((byte >> 1) & 0x55)
+    num = (num & 0x33) + ((num >> 2) & 0x33)
+    return byte, (num + (num >> 4)) & 0xF
+
+
+@triton.jit(do_not_specialize=["num_words", "bag_blocks", "id_blocks"])
+def read_blocks(
+    data, words, ends, plans, heads_end, first_bag, first_id, first_byte, gap_sums, one_sums,
+    lengths, flag, num_segments, count, num_words, bag_blocks, id_blocks, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Read a block of lengths, add up a block of gaps, or count the ones of a block of high parts.
+
+    Args:
+        first_bag, first_id, first_byte: [S + 1]; bytes are those of high parts.
+        gap_sums: [blocks of ids] int64, written: sums of gaps, without high parts.
+        one_sums: [blocks of bytes] int64, written: numbers of ones.
+        lengths: [B] int32 or int64, written.
+    """
+    b = tl.program_id(0).to(tl.int64)
+    if b < bag_blocks:
+        s, first = block_of(b, first_bag, num_segments, BLOCK)
+        row, end = plans + s * columns.NUM_COLUMNS, tl.load(ends + s // count)
+        at = tl.load(heads_end + s // count) + tl.load(row + columns.AT)
+        if first < tl.load(row + columns.BAGS):
+            lengths += tl.load(first_bag + s)
+            wrong = _read_lengths(data, words, num_words, end, row, at, first, lengths, BLOCK)
+            _note(flag, s, wrong)
+    elif b < bag_blocks + id_blocks:
+        s, first = block_of(b - bag_blocks, first_id, num_segments, BLOCK)
+        row = plans + s * columns.NUM_COLUMNS
+        kind = tl.load(row + columns.KIND)
+        if ((kind & 3) != OFFSETS) & (first < tl.load(row + columns.IDS)):
+            at, _, num = _places(plans, heads_end, s, count)
+            w = first + tl.arange(0, BLOCK)
+            bits, step = tl.load(row + columns.BITS), ((kind & 3) == STEPS).to(tl.int64)
+            word = _take_words(words, num_words, at, w, w < num, bits).to(tl.int64) + step
+            tl.store(gap_sums + b - bag_blocks, tl.sum(tl.where(w < num, word, 0), 0))
+    else:
+        s, first = block_of(b - bag_blocks - id_blocks, first_byte, num_segments, BLOCK)
+        _, at, _ = _places(plans, heads_end, s, count)
+        nbytes = tl.load(first_byte + s + 1) - tl.load(first_byte + s)
+        if first < nbytes:
+            _byte, num = _ones_of(data + at, first + tl.arange(0, BLOCK), nbytes)
+            tl.store(one_sums + b - bag_blocks - id_blocks, tl.sum(num, 0).to(tl.int64))
+
+
+@triton.jit
+def find_ones(
+    data, plans, heads_end, first_id, first_byte, sums, ones, flag, num_segments, count,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Find the place of each one bit in a block of high parts. Each word has one such bit.
+
+    Args: sums: `one_sums` of `read_blocks`.  ones: [N] int64, written.
+    """
+    number = tl.program_id(0).to(tl.int64)
+    s, first = block_of(number, first_byte, num_segments, BLOCK)
+    kind = tl.load(plans + s * columns.NUM_COLUMNS + columns.KIND)
+    nbytes = tl.load(first_byte + s + 1) - tl.load(first_byte + s)
+    if ((kind & UNARY) > 0) & (first < tl.maximum(nbytes, 1)):
+        _, at, num_words = _places(plans, heads_end, s, count)
+        before = _sum_before(sums, number, first // BLOCK, BLOCKS)
+        b = first + tl.arange(0, BLOCK)
+        byte, num = _ones_of(data + at, b, nbytes)
+        one = before + tl.cumsum(num, 0) - num
+        ones += tl.load(first_id + s)
+        for t in tl.static_range(8):
+            is_one = ((byte >> t) & 1) > 0
+            tl.store(ones + one, b * 8 + t, mask=is_one & (one < num_words))
+            one += is_one.to(tl.int64)
+        if first + BLOCK >= nbytes:
+            last = tl.load(data + at + nbytes - 1, mask=nbytes > 0, other=1)
+            wrong = (before + tl.sum(num, 0) != num_words) | (last == 0)
+            _note(flag, s, tl.where(wrong, _BAD_HIGH, _OK))
 
 
 @triton.jit(do_not_specialize=["num_words"])
 def read(
-    data, words, begins, ends, plans, heads_end, first_bag, first_id, ones, lengths, ids, flag,
-    count, num_words, BLOCK: tl.constexpr,
+    words, plans, heads_end, first_id, sums, ones, ids, flag, num_segments, count, num_words,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Read the lengths and ids of a segment.
+    """Read a block of ids of a segment; its first block also checks the sum of the lengths.
 
-    Args: lengths: [B], ids: [N], int32 or int64, written.
+    Args: sums: `gap_sums` of `read_blocks`.  ids: [N], int32 or int64, written.
     """
-    s = tl.program_id(0).to(tl.int64)
+    number = tl.program_id(0).to(tl.int64)
+    s, begin = block_of(number, first_id, num_segments, BLOCK)
     row = plans + s * columns.NUM_COLUMNS
-    p = s // count
-    at = tl.load(heads_end + p) + tl.load(row + columns.AT)
-    n, m = tl.load(row + columns.BAGS), tl.load(row + columns.IDS)
-    lengths += tl.load(first_bag + s)
-    length_bits, wrong = tl.load(row + columns.LENGTH_BITS), tl.cast(0, tl.int32)
-    if length_bits == 0:
-        wrong = _fill_runs(data, tl.load(row + columns.RUNS), tl.load(ends + p), n, lengths, BLOCK)
-    else:
-        base, total, begin = tl.load(row + columns.LENGTH_BASE), n * 0, n * 0
-        while (begin < n) & (total <= m):
-            i = begin + tl.arange(0, BLOCK)
-            number = _take_words(words, num_words, at, i, i < n, length_bits).to(tl.int64) + base
-            narrow = number.to(lengths.dtype.element_ty)
-            tl.store(lengths + i, narrow, mask=i < n)
-            total += tl.sum(tl.where(i < n, number, 0), 0)
-            odd = tl.max(((i < n) & (narrow.to(tl.int64) != number)).to(tl.int32), 0)
-            wrong = tl.where(odd > 0, _BAD_DTYPE, wrong)
-            begin += BLOCK
-        wrong = tl.where(total != m, _BAD_SUM, wrong)
-        at += (length_bits * n + 7) // 8
-    if m > 0:
+    m, wrong = tl.load(row + columns.IDS), tl.cast(0, tl.int32)
+    if (begin == 0) & (tl.load(row + columns.LENGTH_BITS) > 0):
+        low, high = tl.load(row + columns.LOW_SUM), tl.load(row + columns.HIGH_SUM)
+        is_sum = (high + (low >> 32) == m >> 32) & (low & 0xFFFFFFFF == m & 0xFFFFFFFF)
+        wrong = tl.where(is_sum, _OK, _BAD_SUM)
+    if begin < m:
+        at, _, num = _places(plans, heads_end, s, count)
         kind, bits = tl.load(row + columns.KIND), tl.load(row + columns.BITS)
         base, first = tl.load(row + columns.BASE), tl.load(first_id + s)
         is_gap, has_high = (kind & 3) != OFFSETS, (kind & UNARY) > 0
-        step, skip = ((kind & 3) == STEPS).to(tl.int64), is_gap.to(tl.int64)
-        # With gaps each id is the sum of all words so far, and the first one's word is 0.
-        begin, before = m * 0, base
-        while begin < m:
-            i = begin + tl.arange(0, BLOCK)
-            there = (i < m) & (i >= skip)
-            word = _take_words(words, num_words, at, i - skip, there, bits).to(tl.int64)
-            place = tl.load(ones + first + i, mask=there & has_high, other=0)
-            last = tl.load(ones + first + i - 1, mask=there & has_high & (i > skip), other=-1)
-            high = tl.where(there & has_high, place - last - 1, 0)
-            word += high << tl.where(has_high, bits, 0)
-            word = tl.where(there, word + step, 0)
-            number = before + tl.where(is_gap, tl.cumsum(word, 0), word)
-            before += tl.where(is_gap, tl.sum(word, 0), 0)
-            narrow = number.to(ids.dtype.element_ty)
-            tl.store(ids + first + i, narrow, mask=i < m)
-            odd = tl.max(((i < m) & (narrow.to(tl.int64) != number)).to(tl.int32), 0)
-            wrong = tl.where((wrong == _OK) & (odd > 0), _BAD_DTYPE, wrong)
-            begin += BLOCK
+        step, i = ((kind & 3) == STEPS).to(tl.int64), begin + tl.arange(0, BLOCK)
+        word = _take_words(words, num_words, at, i, i < num, bits).to(tl.int64)
+        last = tl.load(ones + first + i - 1, mask=(i > 0) & (i < m) & has_high, other=-1)
+        if is_gap:
+            # The zeros before the last one are the sum of all high parts so far.
+            word = tl.where(i < num, word + step, 0)
+            base += _sum_before(sums, number, begin // BLOCK, BLOCKS)
+            high = last + 1 - i
+            word = tl.cumsum(word, 0) - word
+        else:
+            place = tl.load(ones + first + i, mask=(i < m) & has_high, other=0)
+            high = place - last - 1
+        high = tl.where(has_high, high, 0) << tl.where(has_high, bits, 0)
+        id = base + word + high
+        narrow = id.to(ids.dtype.element_ty)
+        tl.store(ids + first + i, narrow, mask=i < m)
+        is_odd = tl.max(((i < m) & (narrow.to(tl.int64) != id)).to(tl.int32), 0)
+        wrong = tl.where((wrong == _OK) & (is_odd > 0), _BAD_DTYPE, wrong)
     _note(flag, s, wrong)
