@@ -10,7 +10,11 @@ import tempfile
 import pytest
 import torch
 
-os.environ.setdefault("NUMBA_CACHE_DIR", f"{tempfile.gettempdir()}/trec_qcomm_numba_{os.getuid()}")
+# One for each checkout: the marks of another one would say that its kernels are compiled, too.
+os.environ.setdefault(
+    "NUMBA_CACHE_DIR",
+    f"{tempfile.gettempdir()}/trec_qcomm_numba_{os.getuid()}/{os.stat(__file__).st_mtime_ns}",
+)
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -26,6 +30,13 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         from tests import compiled_kernels
 
         compiled_kernels.compile_all()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take long, so that all workers end with short ones."""
+    marked = {i.path for i in items if any(i.iter_markers("slow")) or any(i.iter_markers("dist"))}
+    items.sort(key=lambda item: item.path not in marked)
 
 
 @pytest.fixture(scope="session", autouse=True)
