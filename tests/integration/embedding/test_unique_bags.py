@@ -38,7 +38,8 @@ from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Config, Identity, QComm, TableRule
 from trec_qcomm.testing import run_ranks
 
-pytestmark = pytest.mark.timeout(600)  # the ranks' own limit comes first
+# The ranks' own limit comes first.
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 
 
 def shardings(world_size):
@@ -127,7 +128,6 @@ def outcomes(request):
 CHOICES = Case(tables=SUM_TABLES, sharding=TW, batch=(40, 33))
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize("name", parity_cases(4))
 def test_training_equals_stock_bit_for_bit_where_sums_are_exact(outcomes, name):
     if ("parity", name) not in outcomes:
@@ -146,7 +146,6 @@ def outcomes_of_one_rank():
     return run_programs(run_program, 1, jobs, timeout_s=300)
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize("name", parity_cases(1))
 def test_one_rank_alone_trains_as_stock_and_sends_nothing(outcomes_of_one_rank, name):
     stock, ours = zip(*results_of(outcomes_of_one_rank[name]), strict=True)
@@ -156,7 +155,6 @@ def test_one_rank_alone_trains_as_stock_and_sends_nothing(outcomes_of_one_rank, 
         assert counts["raw_nbytes"] == counts["wire_nbytes"] == 0
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize("name", exact_cases(4))
 def test_merging_changes_nothing_but_the_order_of_sums(outcomes, name):
     if ("exact", name) not in outcomes:
@@ -177,7 +175,6 @@ def num_distinct(case, rank, feature, shard=None):
     return sum(any(i in rows for i in bag) for bag, _ in different)
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize("sharding", [TW, CW, RW])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_one_row_for_each_distinct_bag_is_sent(outcomes, sharding, weighted):
@@ -221,7 +218,6 @@ def all_rows_nbytes(case, rank, world_size):
 WITHOUT_EMPTY_ROWS = [n for n in parity_cases(4) if not n.startswith(("sequence", "mix"))]
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize("name", WITHOUT_EMPTY_ROWS)
 def test_raw_bytes_are_of_all_bags_where_batches_are_equal(outcomes, name):
     case = parity_cases(4)[name]
@@ -235,7 +231,6 @@ def test_raw_bytes_are_of_all_bags_where_batches_are_equal(outcomes, name):
             assert counted["raw_nbytes"] > counted["distinct_nbytes"] or not nbytes
 
 
-@pytest.mark.dist
 def test_choices_by_table(outcomes):
     runs = results_of(outcomes["choices"])
     assert_near(CHOICES, runs)
@@ -273,7 +268,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.dist
 def test_true_is_refused_and_auto_is_off_where_merging_is_not_exact():
     (errors,) = run_ranks(refusals, 1)
     for pattern, said in errors.items():
