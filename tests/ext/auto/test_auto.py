@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -141,7 +142,7 @@ def in_a_pipeline(case):
 
 
 def all_of_it():
-    piped = [in_a_pipeline(case) for case in (POOLED, UNPOOLED)]
+    piped = [in_a_pipeline(replace(c, tables=c.tables[:3])) for c in (POOLED, UNPOOLED)]
     return tuned(), resumed(), tried_again(), exact(), piped
 
 

@@ -59,7 +59,7 @@ def trained(forward_rows):
     """Return the outputs and the evictions of a model whose lookups take distinct bags."""
     case = Case(tables=(Table("a", 16, ("x",)), Table("b", 8, ("y",))), sharding=TW)
     feedback = RowFeedback(forward_rows=forward_rows) if forward_rows else None
-    result = run(case, QComm(config(feedback)))
+    result = run(case, QComm(config(feedback)), 4)
     tables = result.stats["embedding_forward"]["tables"].values()
     return result.outputs, sum(table["num_evicted"] for table in tables)
 

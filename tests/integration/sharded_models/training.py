@@ -177,7 +177,7 @@ def weights(dmp: DistributedModelParallel, case: Case) -> Parts:
 def run(
     case: Case,
     qcomm: QComm | None,
-    num_steps: int = 4,
+    num_steps: int = 3,
     *,
     linear: bool = False,
     model: nn.Module | None = None,
