@@ -18,7 +18,7 @@ from trec_qcomm.lab import records
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "best.yaml"
 # Large enough that what else goes over the wire in a step is little beside.
-MODEL = "--rows 8000 --batch-size 1024 --embedding-dim 128 --min-count 1"
+MODEL = "--rows 4000 --batch-size 512 --embedding-dim 128 --min-count 1"
 LACKS = " and ".join(hosts.missing())
 emulated = pytest.mark.skipif(bool(LACKS), reason=f"needs {LACKS}")
 
