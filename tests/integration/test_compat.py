@@ -19,6 +19,7 @@ OF_TORCH = PACKAGE / "lab" / "ranks" / "process_group.py"  # torch's private nam
 OPERATORS = "_foreach_"  # torch's own, over lists of tensors
 # torch's own, of process groups
 BACKEND = {"_device_types", "_get_backend", "_timeout", "_world"}
+NODES = {"_set_sequence_nr"}  # torch's own, of autograd
 OVERRIDDEN = {"_wait_impl", "_dedup_indices", "_create_input_dists"}
 
 
@@ -75,7 +76,7 @@ def parsed(path: Path) -> ast.Module:
 def foreign_uses(path: Path) -> list[str]:
     """Return "line: name" of each private attribute that no code of ours defines."""
     tree = parsed(path)
-    known = definitions(path) | BACKEND | OVERRIDDEN
+    known = definitions(path) | BACKEND | NODES | OVERRIDDEN
     for other in imported_files(tree):
         if COMPAT not in other.parents:
             known |= definitions(other)

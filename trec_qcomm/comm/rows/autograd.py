@@ -7,6 +7,7 @@ All four steps are named in profiler traces. On a GPU they run on a stream of th
 Knows: exchanges, autograd. Does not know: which codec, TorchRec.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -200,11 +201,22 @@ class RowExchange:
 
 
 class Launch(Function):
-    """Autograd node that sends rows and returns a token; backward receives the gradients."""
+    """Autograd node that sends rows and returns a token; backward receives the gradients.
+
+    Of the nodes that are ready, autograd runs the one of the largest number first; it counts all
+    nodes of a thread. A Launch has the number of the thread's Launches, which is smaller. So the
+    backward of other layers, and the all-reduce of their gradients, begin before this node waits
+    for its peers.
+    """
+
+    _of_thread = threading.local()
 
     @staticmethod
     def forward(ctx: Any, call: RowExchange, rows: Tensor) -> Tensor:
         ctx.call = call
+        number = Launch._of_thread.__dict__.setdefault("count", 0)
+        Launch._of_thread.count = number + 1
+        ctx._set_sequence_nr(number)
         call.launch(rows, "forward")
         return rows.new_empty(0)  # filling it would be a launch
 
