@@ -10,11 +10,7 @@ import tempfile
 import pytest
 import torch
 
-# One for each checkout: the marks of another one would say that its kernels are compiled, too.
-os.environ.setdefault(
-    "NUMBA_CACHE_DIR",
-    f"{tempfile.gettempdir()}/trec_qcomm_numba_{os.getuid()}/{os.stat(__file__).st_mtime_ns}",
-)
+os.environ.setdefault("NUMBA_CACHE_DIR", f"{tempfile.gettempdir()}/trec_qcomm_numba_{os.getuid()}")
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

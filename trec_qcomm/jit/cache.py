@@ -5,8 +5,8 @@ cache folder. If none can be written, as in a container with a read-only file sy
 of this user among the temporary files. Kernels that a warm-up left in the other folders are then
 copied there. If that fails, too, each process compiles for itself.
 
-The folder has a subfolder for each content of the source files, because numba checks a kernel's own
-file but not the files of the functions that it calls.
+The folder has a subfolder for each state of the source files, because numba checks a kernel's own
+file but not the files of the functions that it calls. It does not take kernels of another path.
 """
 
 import functools
@@ -104,10 +104,10 @@ def _take_over(sources: list[Path], target: Path) -> None:
 
 
 def _digest() -> str:
-    """Return a name for the content of all files with functions for numba."""
+    """Return a name for the paths, times and content of all files with functions for numba."""
     digest = hashlib.sha256(__version__.encode())
     for path in sorted([*_PACKAGE.glob("ops/**/*.py"), *_PACKAGE.glob("ext/**/*.py")]):
         text = path.read_bytes()
         if b"trec_qcomm.jit" in text:
-            digest.update(text)
+            digest.update(f"{path} {path.stat().st_mtime}".encode() + text)
     return digest.hexdigest()[:12]
