@@ -78,9 +78,7 @@ def run_version(version: str, to_pytest: Sequence[str]) -> Result:
         report = Path(scratch) / "report.xml"
         plugin = ["-p", Path(__file__).stem, "-p", "no:cacheprovider", f"--junit-xml={report}"]
         status = subprocess.run(
-            [sys.executable, "-m", "pytest", *plugin, *to_pytest],
-            cwd=ROOT,
-            env=environment(folder),
+            [sys.executable, "-m", "pytest", *plugin, *to_pytest], cwd=ROOT, env=environment(folder)
         ).returncode
         return read_report(version, status, report, time.perf_counter() - started)
 

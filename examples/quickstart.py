@@ -48,9 +48,7 @@ def main(local_rank: int = 0, world_size: int | None = None) -> None:
     qcomm = trec_qcomm.QComm.from_yaml(CONFIG)
     fused_params = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.05}
     model = DistributedModelParallel(
-        module=Model(),
-        device=torch.device("cpu"),
-        **qcomm.dmp_arguments(fused_params=fused_params),
+        module=Model(), device=torch.device("cpu"), **qcomm.dmp_arguments(fused_params=fused_params)
     )
     dense = [p for name, p in model.named_parameters() if ".over." in f".{name}"]
     optimizer, losses = torch.optim.Adam(dense, lr=0.01), []

@@ -70,11 +70,7 @@ def _run(
 
 
 def _execute(
-    words: list[str],
-    folder: str,
-    environment: dict[str, str],
-    files: Sequence[Path],
-    leads: bool,
+    words: list[str], folder: str, environment: dict[str, str], files: Sequence[Path], leads: bool
 ) -> None:
     if leads:
         os.setsid()  # so that a timeout ends all that it has started

@@ -113,10 +113,7 @@ def test_qcomm_says_what_to_install(said: dict[str, Any]) -> None:
     assert message.startswith(
         "trec_qcomm.QComm: No module named 'fbgemm_gpu'. QComm needs torchrec"
     )
-    assert said["QCom"] == [
-        "AttributeError",
-        "module 'trec_qcomm' has no attribute 'QCom'",
-    ]
+    assert said["QCom"] == ["AttributeError", "module 'trec_qcomm' has no attribute 'QCom'"]
     assert said["dir"]
 
 

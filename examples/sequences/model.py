@@ -66,10 +66,7 @@ class SASRec(nn.Module):
         super().__init__()
         self.length = config.length
         table = EmbeddingConfig(
-            name=TABLE,
-            embedding_dim=config.dim,
-            num_embeddings=num_items,
-            feature_names=FEATURES,
+            name=TABLE, embedding_dim=config.dim, num_embeddings=num_items, feature_names=FEATURES
         )
         self.items = EmbeddingCollection(tables=[table], device=torch.device("meta"))
         self.positions = nn.Parameter(config.init_scale * torch.randn(config.length, config.dim))

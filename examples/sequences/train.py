@@ -24,13 +24,7 @@ import torch.distributed as dist
 
 from examples.sequences.data import HeldOutBatches, Sequences
 from examples.sequences.model import TABLE
-from examples.sequences.options import (
-    STOCK,
-    build_parser,
-    check_options,
-    load_sequences,
-    setup_of,
-)
+from examples.sequences.options import STOCK, build_parser, check_options, load_sequences, setup_of
 from examples.sequences.trainer import Trainer, metrics_of, ranks_of, silence_start
 from trec_qcomm import QComm
 from trec_qcomm.lab import records

@@ -68,10 +68,7 @@ class UnreadFlag:
 
 @pytest.mark.parametrize(
     ("kernels", "codec", "raising"),
-    [
-        (cpu, Cast("fp16"), {"overflow": "raise"}),
-        (rowwise_cpu, Rowwise(4), {"nonfinite": "raise"}),
-    ],
+    [(cpu, Cast("fp16"), {"overflow": "raise"}), (rowwise_cpu, Rowwise(4), {"nonfinite": "raise"})],
 )
 def test_the_flag_is_read_only_where_it_matters(kernels, codec, raising, monkeypatch):
     encode = kernels.encode

@@ -7,12 +7,7 @@ from tests.ops.backends import BACKENDS, assert_equal, device_of, on
 from trec_qcomm import Contract, Float6, Float8
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
-from trec_qcomm.testing import (
-    awkward_rows,
-    check_unbiased,
-    encode,
-    round_trip,
-)
+from trec_qcomm.testing import awkward_rows, check_unbiased, encode, round_trip
 
 NEAREST = [Float6("e4m1"), Float6("e3m2"), Float8("e4m3"), Float8("e5m2")]
 STOCHASTIC = [replace(codec, rounding="stochastic") for codec in NEAREST]

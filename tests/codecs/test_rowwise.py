@@ -6,12 +6,7 @@ import torch
 from trec_qcomm.codecs import Rowwise
 from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.segments import Segments
-from trec_qcomm.testing import (
-    awkward_rows,
-    check_unbiased,
-    interleaved_segments,
-    round_trip,
-)
+from trec_qcomm.testing import awkward_rows, check_unbiased, interleaved_segments, round_trip
 
 ALL = [Rowwise(b, rounding=r) for b in (8, 4, 2) for r in ("nearest", "stochastic")]
 NEAREST = [Rowwise(b) for b in (8, 4, 2)]

@@ -59,10 +59,7 @@ LEFT_OUT = {  # (page, beginning of the block or command): why it does not run h
     (f"{DOCS}/REPLICAS.md", "qcomm = QComm.from_dict("): "tests/ext/replicas trains these lines",
     (f"{DOCS}/GUIDE.md", "pip install"): NETWORK,
     (f"{DOCS}/DELTAS.md", "python examples"): "minutes; test_criteo_train.py takes 20 steps of it",
-    (
-        f"{DOCS}/LIBRARIES.md",
-        "from library",
-    ): "tests/integration/embedding/test_libraries.py",
+    (f"{DOCS}/LIBRARIES.md", "from library"): "tests/integration/embedding/test_libraries.py",
     (f"{DOCS}/LIBRARIES.md", "import functools"): "test_frameworks.py beside it does",
     (f"{DOCS}/LIBRARIES.md", "class Compressed"): NETWORK,
     (f"{DOCS}/SEARCH.md", "import trec_qcomm"): f"{HOURS}; tests/lab/search has fewer candidates",

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from examples.sequences.data import (
-    Batches,
-    HeldOutBatches,
-    Sequences,
-    generate,
-    read_movielens,
-)
+from examples.sequences.data import Batches, HeldOutBatches, Sequences, generate, read_movielens
 from examples.sequences.trainer import metrics_of, ranks_of
 
 

@@ -16,12 +16,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import nn
-from torchrec.distributed.sharding_plan import (
-    column_wise,
-    data_parallel,
-    row_wise,
-    table_wise,
-)
+from torchrec.distributed.sharding_plan import column_wise, data_parallel, row_wise, table_wise
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from tests.integration import small_model

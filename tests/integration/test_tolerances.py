@@ -34,8 +34,7 @@ def errors_by_step(sharding):
     """
     case = Case(tables=TABLES, sharding=sharding, batch=(40,))
     qcomm = qcomm_of(
-        forward=ErrorBounded(BOUND, mode="abs"),
-        schedule=Drop(start=START, end_step=DROP_AT),
+        forward=ErrorBounded(BOUND, mode="abs"), schedule=Drop(start=START, end_step=DROP_AT)
     )
     dmp = shard(case, qcomm)
     errors = []
@@ -91,11 +90,7 @@ def _forward_nbytes(qcomm, dmp, case):
 
 
 def everything():
-    return {
-        TW: errors_by_step(TW),
-        RW: errors_by_step(RW),
-        "classes": classes_found(),
-    }
+    return {TW: errors_by_step(TW), RW: errors_by_step(RW), "classes": classes_found()}
 
 
 @pytest.fixture(scope="module")

@@ -165,10 +165,7 @@ def test_a_sum_names_the_first_bad_segment_of_all_parts(backend):
     payload = torch.zeros(96, dtype=torch.uint8)
     payload.view(torch.int16)[[24, 40]] = 163  # an exponent too large, in segments 3 and 5
     encoded = Encoded(payload.to(out.device), 16 * torch.arange(6), torch.full((6,), 16))
-    with (
-        pytest.raises(CorruptFrameError, match="exponent") as caught,
-        default_backend(backend),
-    ):
+    with pytest.raises(CorruptFrameError, match="exponent") as caught, default_backend(backend):
         Rowwise(8).decode_sum(encoded, segments, out)
     assert caught.value.segment == 3
 
@@ -312,12 +309,7 @@ def test_rank_sum_refuses_what_it_cannot_add():
 @pytest.mark.parametrize(
     ("codec", "num_segments"),
     # The last two have a program a segment, which the interpreter runs one after the other.
-    [
-        (Identity(), 10_000),
-        (Cast("fp16"), 10_000),
-        (Rowwise(4), 40),
-        (Float6(), 40),
-    ],
+    [(Identity(), 10_000), (Cast("fp16"), 10_000), (Rowwise(4), 40), (Float6(), 40)],
     ids=repr,
 )
 def test_many_segments_of_one_row(codec, num_segments):

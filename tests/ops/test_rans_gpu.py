@@ -11,15 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.ops.error_bound_kernels import (
-    GPU,
-    bytes_of,
-    check,
-    decode,
-    encode,
-    noise,
-    verdict,
-)
+from tests.ops.error_bound_kernels import GPU, bytes_of, check, decode, encode, noise, verdict
 from tests.ops.index_encoders import normal, with_outliers
 from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum

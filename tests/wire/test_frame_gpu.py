@@ -31,11 +31,7 @@ def batch(alignment=frame.DEVICE_ALIGNMENT):
     for begin, size in zip(at.tolist(), nbytes.tolist(), strict=True):
         noise = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
         buffer[begin : begin + size] = noise
-    fields = {
-        "layouts": [0xFFFFFFFF, 2, 3, 4],
-        "call": 70000,
-        "num_rows": torch.arange(total),
-    }
+    fields = {"layouts": [0xFFFFFFFF, 2, 3, 4], "call": 70000, "num_rows": torch.arange(total)}
     return buffer, sizes, nbytes, torch.full((total,), 5), fields
 
 

@@ -17,13 +17,7 @@ from trec_qcomm.core.checks import MakeError, raise_first
 from trec_qcomm.core.codec import Codec, Contract
 from trec_qcomm.core.errors import UnencodableError
 from trec_qcomm.core.segments import VALUE_DTYPES, Encoded, Segments
-from trec_qcomm.ops.dispatch import (
-    check_buffers,
-    check_seed,
-    check_sizes,
-    kernels_of,
-    num_parts_of,
-)
+from trec_qcomm.ops.dispatch import check_buffers, check_seed, check_sizes, kernels_of, num_parts_of
 
 Options = dict[str, Any]  # keyword arguments of kernels
 Rounding = Literal["nearest", "stochastic"]

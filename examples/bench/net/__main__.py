@@ -115,10 +115,7 @@ def check_counts(arguments: argparse.Namespace, setups: Sequence[Mapping[str, An
 
 
 def network_records(
-    num_hosts: int,
-    rate: str,
-    arguments: argparse.Namespace,
-    setups: Sequence[Mapping[str, Any]],
+    num_hosts: int, rate: str, arguments: argparse.Namespace, setups: Sequence[Mapping[str, Any]]
 ) -> list[NetworkRecord]:
     """Return the last record in --out of each config on a network, of these setups and steps."""
     asked = (num_hosts, arguments.ranks_per_host, rate, arguments.delay, arguments.steps)
@@ -131,9 +128,7 @@ def network_records(
 
 
 def missing_configs(
-    measured: Sequence[NetworkRecord],
-    configs: Sequence[str],
-    setups: Sequence[Mapping[str, Any]],
+    measured: Sequence[NetworkRecord], configs: Sequence[str], setups: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     """Return the configs without a record of each setup, or whose file said something else then."""
     done = [(r.configuration, r.config, dict(r.setup)) for r in measured]

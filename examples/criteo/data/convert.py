@@ -168,11 +168,7 @@ def _make(
 
 
 def _read(
-    files: list[Path],
-    work: Path,
-    piece_rows: int,
-    run: Callable[..., Any] = map,
-    at_once: int = 1,
+    files: list[Path], work: Path, piece_rows: int, run: Callable[..., Any] = map, at_once: int = 1
 ) -> list[int]:
     """Write labels, dense features and raw categories in pieces; return the rows of each."""
     lengths: list[int] = []

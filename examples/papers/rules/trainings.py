@@ -51,10 +51,7 @@ def compare(
         for (name, other), changes in there
     ]
     return Outcome(
-        decision.verdict,
-        "<br>".join(lines),
-        decision.to_tell,
-        {"seeds": seeds_of(numbers)},
+        decision.verdict, "<br>".join(lines), decision.to_tell, {"seeds": seeds_of(numbers)}
     )
 
 

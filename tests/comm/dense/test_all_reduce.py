@@ -5,17 +5,9 @@ import torch
 import torch.distributed as dist
 
 from tests.comm.deflate_codec import Deflate
-from tests.comm.dense.reductions import (
-    gradients,
-    parameters,
-    played,
-    reductions,
-    same_bits,
-)
+from tests.comm.dense.reductions import gradients, parameters, played, reductions, same_bits
 from trec_qcomm import Cast, ErrorBounded, Identity, Rowwise
-from trec_qcomm.comm.dense.all_reduce import (
-    ALGORITHMS,
-)
+from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
 from trec_qcomm.comm.peers import Peers
 from trec_qcomm.comm.rounds import Round
 from trec_qcomm.comm.transport import run_round

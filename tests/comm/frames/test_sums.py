@@ -8,12 +8,7 @@ from trec_qcomm.comm.frames.coding import encode_frames
 from trec_qcomm.comm.frames.decoding import decode_frames
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.comm.frames.sums import decode_sum
-from trec_qcomm.comm.rows.layout import (
-    FeatureShard,
-    Layout,
-    behind_one_another,
-    in_matrix,
-)
+from trec_qcomm.comm.rows.layout import FeatureShard, Layout, behind_one_another, in_matrix
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import ALIGNMENT

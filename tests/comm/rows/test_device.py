@@ -179,10 +179,7 @@ def test_sizes_and_padding_are_counted(results):
     """A word a segment to the peer where sizes vary, in place of a word a peer; and what the frame
     to the peer lacks to a multiple of 128 bytes."""
     for r, rank in enumerate(results):
-        for name, gpu_words, cpu_words in (
-            ("error_bounded", len(OWNED[r]), 1),
-            ("rowwise", 0, 0),
-        ):
+        for name, gpu_words, cpu_words in (("error_bounded", len(OWNED[r]), 1), ("rowwise", 0, 0)):
             gpu, cpu = (rank[where]["PooledAllToAll", name] for where in ("gpu", "cpu"))
             _, payload, _ = gpu["counted"][0]
             headers = gpu["headers"] - 8 * gpu_words

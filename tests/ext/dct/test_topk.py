@@ -10,12 +10,7 @@ from trec_qcomm.config import HopCodecs, TableRule
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.ext.dct import ForwardMask, TopK
 from trec_qcomm.ext.dct.masks import Masks
-from trec_qcomm.testing import (
-    check_codec,
-    check_frame,
-    encode,
-    round_trip,
-)
+from trec_qcomm.testing import check_codec, check_frame, encode, round_trip
 
 VALUES = ("fp32", "fp16", "int8")
 KEEPS_ALL = [TopK(density=1.0, values=v) for v in VALUES]

@@ -8,11 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trec_qcomm.ext.dual_level.error_bound import (
-    BoundClass,
-    OnlineClasses,
-    OnlineErrorBound,
-)
+from trec_qcomm.ext.dual_level.error_bound import BoundClass, OnlineClasses, OnlineErrorBound
 
 TIGHT, BASE, LOOSE = BoundClass
 

@@ -7,10 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trec_qcomm.ext.dual_level.error_bound import (
-    count_distinct,
-    homogenization_index,
-)
+from trec_qcomm.ext.dual_level.error_bound import count_distinct, homogenization_index
 
 
 @given(

@@ -21,13 +21,7 @@ from trec_qcomm.core.segments import Segments, exclusive_cumsum
 from trec_qcomm.ext import fbgemm
 from trec_qcomm.ext.fbgemm import operators
 from trec_qcomm.ext.fbgemm.codec import Precision
-from trec_qcomm.testing import (
-    check_codec,
-    check_frame,
-    encode,
-    interleaved_segments,
-    round_trip,
-)
+from trec_qcomm.testing import check_codec, check_frame, encode, interleaved_segments, round_trip
 
 PRECISIONS = get_args(Precision)
 MULTIPLE = {name: layout.multiple for name, layout in fbgemm.LAYOUTS.items()}

@@ -12,14 +12,7 @@ from torch import nn
 from torch.distributed.checkpoint import load, save
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.ext.replicas.two_dim import (
-    batch,
-    collection,
-    live_tables,
-    stock_hook,
-    tables,
-    train,
-)
+from tests.ext.replicas.two_dim import batch, collection, live_tables, stock_hook, tables, train
 from tests.integration.small_model import dense_optimizer
 from tests.rank_programs import results_of, run_programs
 from trec_qcomm import QComm

@@ -96,10 +96,7 @@ CASES = {
     for module in ("ebc", "ec")
     for sharding in (RW, MIXED)
 }
-THEIRS = {
-    "ebc": round_robin.RoundRobinBagSharder,
-    "ec": round_robin.RoundRobinSequenceSharder,
-}
+THEIRS = {"ebc": round_robin.RoundRobinBagSharder, "ec": round_robin.RoundRobinSequenceSharder}
 OURS = {"ebc": None, "ec": CodedSequenceSharder}  # None: that of the document
 
 

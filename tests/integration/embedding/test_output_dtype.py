@@ -20,17 +20,7 @@ from torchrec.distributed.embedding_lookup import (
 )
 
 from tests.integration.sharded_models import cases
-from tests.integration.sharded_models.cases import (
-    CW,
-    DP,
-    GRID,
-    RW,
-    TW,
-    TWRW,
-    Case,
-    Model,
-    Table,
-)
+from tests.integration.sharded_models.cases import CW, DP, GRID, RW, TW, TWRW, Case, Model, Table
 from tests.integration.sharded_models.training import assert_same, qcomm_of, run
 from trec_qcomm import Identity, QComm
 from trec_qcomm.config import read_config

@@ -15,15 +15,7 @@ from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from tests.integration.sharded_models.batches import batch
-from tests.integration.sharded_models.cases import (
-    CW,
-    GRID,
-    RW,
-    TW,
-    Case,
-    Table,
-    bag_configs,
-)
+from tests.integration.sharded_models.cases import CW, GRID, RW, TW, Case, Table, bag_configs
 from tests.integration.sharded_models.training import shard
 from trec_qcomm import Config, QComm, Rowwise, TableRule
 from trec_qcomm.testing import run_ranks

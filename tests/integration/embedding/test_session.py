@@ -22,18 +22,10 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from tests.comm.rows.test_all_to_all import SpiedCollective
 from tests.integration.sharded_models.batches import batch
 from tests.integration.sharded_models.cases import CPU, MODULES, RW, TW, Case, Model, Table, plan
-from tests.integration.sharded_models.training import (
-    fused_params,
-    qcomm_of,
-    shard,
-    shard_by,
-    train,
-)
+from tests.integration.sharded_models.training import fused_params, qcomm_of, shard, shard_by, train
 from trec_qcomm import Config, Identity, QComm, Rowwise, TableRule
 from trec_qcomm.core.errors import CorruptFrameError
-from trec_qcomm.integration.embedding.sharders import (
-    CodedEmbeddingBagCollectionSharder,
-)
+from trec_qcomm.integration.embedding.sharders import CodedEmbeddingBagCollectionSharder
 from trec_qcomm.testing import run_ranks
 
 TABLES = (Table("a", 16, ("f1",)), Table("b", 16, ("f2",)))

@@ -10,15 +10,7 @@ from tests.integration.embedding.test_every_sharding import SUM_TABLES
 from tests.integration.sharded_models.batches import batch
 from tests.integration.sharded_models.cases import MIX, Case
 from tests.integration.sharded_models.training import assert_same, run, shard, train
-from trec_qcomm import (
-    Config,
-    GradientRule,
-    Identity,
-    QComm,
-    Rowwise,
-    TableGradientRule,
-    TableRule,
-)
+from trec_qcomm import Config, GradientRule, Identity, QComm, Rowwise, TableGradientRule, TableRule
 from trec_qcomm.testing import run_ranks
 
 RULES = (TableRule(tables=("*",), forward=Identity(), backward=Identity()),)

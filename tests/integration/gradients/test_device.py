@@ -19,16 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.integration.gradients.test_data_parallel import CASES, qcomm_of
 from tests.integration.sharded_models.training import assert_same, run
 from tests.ops.fake_gpu import fake_gpu
-from trec_qcomm import (
-    Cast,
-    ErrorBounded,
-    Float6,
-    GradientRule,
-    Identity,
-    Rowwise,
-    Threshold,
-    TopK,
-)
+from trec_qcomm import Cast, ErrorBounded, Float6, GradientRule, Identity, Rowwise, Threshold, TopK
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
 from trec_qcomm.comm.transport import DeviceTransport
 from trec_qcomm.integration.gradients import all_reduce, joint

@@ -12,13 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.integration.gradients.test_device import each_alone, net, train
 from trec_qcomm import Cast, ErrorBounded, GradientRule, Rowwise, compress_ddp
 from trec_qcomm.comm.dense.error_feedback import owed
-from trec_qcomm.config import (
-    Config,
-    LowRank,
-    TableGradientRule,
-    config_from_dict,
-    config_to_dict,
-)
+from trec_qcomm.config import Config, LowRank, TableGradientRule, config_from_dict, config_to_dict
 from trec_qcomm.ext.dct import Threshold
 from trec_qcomm.ext.dct.refresh import ThresholdRefresh
 from trec_qcomm.integration.gradients import placement

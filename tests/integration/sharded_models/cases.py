@@ -12,11 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.types import (
-    Awaitable,
-    EmbeddingModuleShardingPlan,
-    ParameterSharding,
-)
+from torchrec.distributed.types import Awaitable, EmbeddingModuleShardingPlan, ParameterSharding
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection

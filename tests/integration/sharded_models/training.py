@@ -36,10 +36,7 @@ from trec_qcomm import Config, Identity, QComm, TableRule
 from trec_qcomm.config import IdRule
 from trec_qcomm.core.codec import Codec
 
-OPTIMIZERS = {
-    "sgd": EmbOptimType.EXACT_SGD,
-    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-}
+OPTIMIZERS = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
 FULL_ADAGRAD = {"full_adagrad": EmbOptimType.EXACT_ADAGRAD}  # takes no variable batch
 logging.getLogger("torchrec").setLevel(logging.ERROR)  # it warns of every group of a node
 _node_groups: dict[tuple[Any, int], tuple[Any, Any]] = {}  # by world and ranks of a node

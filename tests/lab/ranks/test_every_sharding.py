@@ -2,16 +2,7 @@
 
 import pytest
 
-from tests.integration.sharded_models.cases import (
-    CW,
-    DP,
-    MIX,
-    RW,
-    SEQUENCE_MIX,
-    TW,
-    Case,
-    Table,
-)
+from tests.integration.sharded_models.cases import CW, DP, MIX, RW, SEQUENCE_MIX, TW, Case, Table
 from tests.integration.sharded_models.training import assert_same, run
 from tests.rank_programs import results_of, run_programs
 from trec_qcomm import Config, ErrorBounded, GradientRule, QComm, Rowwise, TableRule, played_ranks

@@ -110,8 +110,7 @@ def fails_in(where):
 
 
 @pytest.mark.parametrize(
-    "where",
-    [dist.all_reduce, lambda value: dist.all_to_all_single(torch.empty_like(value), value)],
+    "where", [dist.all_reduce, lambda value: dist.all_to_all_single(torch.empty_like(value), value)]
 )
 def test_a_failed_rank_ends_all_with_its_own_error(where):
     ranks = PlayedRanks(NUM_RANKS)

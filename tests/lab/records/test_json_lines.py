@@ -168,10 +168,7 @@ def test_only_a_few_fields_are_needed(tmp_path: Path) -> None:
         (line(is_ours=1), "is_ours: 1 is not true or false"),
         (line(values="ids"), r"values: 'ids' is not one of \('rows', 'gradients'\)"),
         (line(encode_gb_s={"p20": 1}), "encode_gb_s.p50: missing"),
-        (
-            line(encode_gb_s=None),
-            "encode_gb_s: expected a mapping of p20, p50, p80 .*, got None",
-        ),
+        (line(encode_gb_s=None), "encode_gb_s: expected a mapping of p20, p50, p80 .*, got None"),
         (
             line(setup={"a": [1]}),
             r"setup.a: \[1\] is not a text or an integer or a number or true or false",

@@ -7,15 +7,7 @@ import pytest
 
 import trec_qcomm
 from tests.lab.search import planted
-from trec_qcomm import (
-    ErrorBounded,
-    Fbgemm,
-    Identity,
-    Rowwise,
-    Throughput,
-    load_config,
-    quality,
-)
+from trec_qcomm import ErrorBounded, Fbgemm, Identity, Rowwise, Throughput, load_config, quality
 from trec_qcomm.lab import records
 from trec_qcomm.lab.search import NotDecidableError, SearchResult
 from trec_qcomm.lab.search.calibration import spread_of_fine
@@ -206,10 +198,7 @@ def test_a_slow_link_wants_few_bytes_and_a_fast_one_float32(tmp_path, monkeypatc
             {"candidates": {"forward": ["identity"], "backward": ["identity"]}},
             "candidates: all are identity",
         ),
-        (
-            {"candidates": {"rows": []}},
-            "candidates, rows: expected one of forward, backward",
-        ),
+        ({"candidates": {"rows": []}}, "candidates, rows: expected one of forward, backward"),
         ({"unique_bags": "maybe"}, "unique_bags: 'maybe' is not one of"),
         (
             {"candidates": {"forward": [{"codec": "rowwise", "bits": 5}]}},

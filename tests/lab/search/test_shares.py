@@ -3,14 +3,7 @@
 import pytest
 
 from trec_qcomm import Identity, Rowwise
-from trec_qcomm.lab.search.losses import (
-    Change,
-    LossModel,
-    Rest,
-    cheaper_half,
-    corrected,
-    guessed,
-)
+from trec_qcomm.lab.search.losses import Change, LossModel, Rest, cheaper_half, corrected, guessed
 from trec_qcomm.lab.search.noise import ALL as ALL_TABLES
 from trec_qcomm.lab.search.noise import Measured, Noise
 from trec_qcomm.lab.search.probes import COARSE

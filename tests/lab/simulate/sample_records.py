@@ -34,10 +34,7 @@ STOCK = {"stock": 1.0, "stock_fp16": 2.0}
 
 
 def network(
-    name: str,
-    num_hosts: int = 2,
-    rate: str = "100mbit",
-    step_s: float = 1.0,
+    name: str, num_hosts: int = 2, rate: str = "100mbit", step_s: float = 1.0
 ) -> NetworkRecord:
     """One configuration on one network."""
     config, traffic, sent_nbytes = None, None, 0.0

@@ -88,8 +88,7 @@ def test_a_mistake_is_named(words: list[str], message: str, sample_path: Path, c
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [("{", "line 1: not JSON"), ("", "no step that can be used")],
+    ("text", "message"), [("{", "line 1: not JSON"), ("", "no step that can be used")]
 )
 def test_a_file_that_is_none_is_named(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "net.jsonl"

@@ -9,14 +9,7 @@ import pytest
 
 from trec_qcomm.ext.planner.cost_model import Throughput
 from trec_qcomm.lab.simulate.plans import PLANS, Cluster, Hops, Link, Model
-from trec_qcomm.lab.simulate.step import (
-    PARTS,
-    WORK,
-    Configuration,
-    Device,
-    break_even,
-    simulate,
-)
+from trec_qcomm.lab.simulate.step import PARTS, WORK, Configuration, Device, break_even, simulate
 
 FREE = Link(latency_s=0.0, gb_s=1e30)
 MODEL = Model(num_ids=(1.0, 3.0), dim=4, batch_size=10, dense_values=1000)

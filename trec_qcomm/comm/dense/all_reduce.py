@@ -19,13 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.dense.algorithms import (
-    Nodes,
-    hierarchical,
-    recursive_doubling,
-    ring,
-    two_shot,
-)
+from trec_qcomm.comm.dense.algorithms import Nodes, hierarchical, recursive_doubling, ring, two_shot
 from trec_qcomm.comm.dense.chunks import BucketChunks, Coding, ParameterShape, feeds
 from trec_qcomm.comm.dense.coder import (
     Call,

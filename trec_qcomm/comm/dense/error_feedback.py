@@ -161,10 +161,7 @@ class BucketResiduals:
     """Residuals of the parameters of one bucket, in the order of `values`."""
 
     def __init__(
-        self,
-        chunks: BucketChunks,
-        kept: Mapping[str, Mapping[Site, Tensor]],
-        device: torch.device,
+        self, chunks: BucketChunks, kept: Mapping[str, Mapping[Site, Tensor]], device: torch.device
     ) -> None:
         """Take over residuals.
 

@@ -87,11 +87,7 @@ def _as_planned(buffer: Tensor, layout: FrameLayout, placed: PlacedFrames) -> Op
 
 
 def decode_opened(
-    opened: Opened,
-    placed: PlacedFrames,
-    out: Tensor,
-    ranks: Sequence[int],
-    timer: Timer,
+    opened: Opened, placed: PlacedFrames, out: Tensor, ranks: Sequence[int], timer: Timer
 ) -> None:
     """Write the rows of frames that were checked. The arguments are those of `decode_frames`."""
     plan = placed.plan
