@@ -215,7 +215,7 @@ def test_plans_are_played_and_are_part_of_the_setup():
 
 def test_rows_of_other_options_are_loaded_anew():
     datasets = [
-        emulation._load_dataset(emulation.EmulatedTrainer.from_words(["--rows", rows]).options)
+        emulation.loaded(emulation.EmulatedTrainer.from_words(["--rows", rows]).options)
         for rows in ("256", "512", "256")
     ]
     assert [len(dataset.rows) for dataset in datasets] == [256, 512, 256]

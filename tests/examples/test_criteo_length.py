@@ -7,7 +7,7 @@ from data.endless import BLOCK_ROWS, PERIOD, RANKS, SHARES, endless, table_sizes
 from data.synthetic import sigmoid
 from studies import gaps, length
 
-from trec_qcomm.lab.records import Environment, SeedTraining, StudyRecord
+from trec_qcomm.lab.records import Environment, SeedTraining, StudyRecord, read
 
 DATASET = endless(5 * BLOCK_ROWS, seed=3)
 
@@ -97,3 +97,30 @@ def test_a_long_training_in_short(monkeypatch, tmp_path, capsys):
     assert (tmp_path / "length.png").stat().st_size > 10_000
     monkeypatch.setattr("sys.argv", [str(word) for word in [*words, "--show"]])
     assert length.main() == 0
+
+
+def test_passes_over_other_rows(monkeypatch, tmp_path, capsys):
+    """Points are those of the test rows after each pass, and the trained model's is the last."""
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "day_0_dense.npy", rng.random((224, 13), np.float32))
+    np.save(tmp_path / "day_0_labels.npy", rng.integers(0, 2, (224, 1), np.int32))
+    np.save(tmp_path / "day_0_sparse.npy", rng.integers(0, 9, (224, 26), np.int32))
+    words = ["length.py", "--configs", "int8", "--data", tmp_path, "--seeds", "1", "--out"]
+    words += [tmp_path, "--ranks", "2", "--batch-size", "16"]
+    monkeypatch.setattr("sys.argv", [*map(str, words), "--epochs", "4"])
+    assert length.main() == 0
+    shown = capsys.readouterr().out
+    assert "| fp32 | 12 steps | 24 steps |" in shown
+    (record,) = (r for r in read(tmp_path / "length.jsonl") if r.configuration == "int8")
+    metrics = record.training.metrics
+    assert [name for name in metrics if name.startswith("loss_at_")] == [
+        f"loss_at_{step}" for step in (6, 12, 18, 24)
+    ]
+    assert metrics["loss_at_24"] == metrics["logloss"] == metrics["last_loss"]
+    assert metrics["loss_at_24"] != metrics["loss_at_18"]
+    assert metrics["auc_at_24"] == metrics["auc"]
+    for wrong in (["--epochs", "2"], ["--epochs", "4", "--steps", "24"]):
+        monkeypatch.setattr("sys.argv", [*map(str, words), *wrong])
+        with pytest.raises(SystemExit):
+            length.main()
+        assert "--epochs of 3 or more, and no --steps" in capsys.readouterr().err

@@ -159,7 +159,7 @@ class EmulatedTrainer:
         silence_start()
         scale = self.options.init_scale * (1 + perturbation)
         options = argparse.Namespace(**vars(self.options) | {"seed": seed, "init_scale": scale})
-        dataset = _load_dataset(options)
+        dataset = loaded(options)
         ranks = played_ranks(options.ranks, ranks_per_node=options.ranks_per_node)
 
         def train() -> Trainer:
@@ -185,8 +185,8 @@ def tables() -> list[str]:
 _loaded: dict[tuple[object, ...], Dataset] = {}  # the data set that this process loaded last
 
 
-def _load_dataset(options: argparse.Namespace) -> Dataset:
-    """Load real rows once a process, synthetic ones once a seed, equal to train.py --seed's."""
+def loaded(options: argparse.Namespace) -> Dataset:
+    """Return the rows, those of train.py --seed; real ones are read once a process."""
     names = ("data", "min_count", "hash_buckets", "num_embeddings", "multi_hot")
     key = tuple(getattr(options, name) for name in names)
     if options.data in (None, ENDLESS) or options.multi_hot is not None:

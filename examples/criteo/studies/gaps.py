@@ -1,7 +1,8 @@
 """Gaps to float32 along long trainings: their table, and their picture.
 
-The gap at a step is the mean loss of the EVERY steps before it, over that of float32 from the same
-seed. Its slope is the line through the gaps from WARM steps on.
+The gap at a step is the mean loss of the EVERY steps before it, or of the test rows, over that of
+float32 from the same seed. Its slope is that of a line through the gaps
+behind WARM steps, or behind the first pass over other rows.
 
 Knows: records of length.py. Does not know: trainings.
 """
@@ -41,13 +42,13 @@ class Gaps:
 
     def at(self, step: int) -> Change:
         """Return the gap at a step, the mean of the two points up to it, over seeds."""
-        near = (self.steps > step - 2 * EVERY) & (self.steps <= step)
-        return Change.from_percents(self.by_seed[:, near].mean(1).tolist())
+        near = self.by_seed[:, self.steps <= step][:, -2:]
+        return Change.from_percents(near.mean(1).tolist())
 
     @property
     def slope(self) -> Change:
-        """Percent in 10,000 steps, of a line through each seed's gaps from WARM steps on."""
-        counted = self.steps > WARM
+        """Percent in 10,000 steps, of a line through each seed's gaps."""
+        counted = self.steps > (WARM if self.steps[0] == EVERY else self.steps[0])
         lines = np.polyfit(self.steps[counted] / 10_000, self.by_seed[:, counted].T, 1)
         return Change.from_percents(lines[0].tolist())
 
@@ -81,7 +82,8 @@ def table(records: Sequence[StudyRecord]) -> str:
     """Return markdown: float32's loss and AUC on the way, then each config's gaps and slope."""
     exact = [r.training.metrics for r in records if r.configuration == BASELINE and r.training]
     steps = _steps_of(exact[0])
-    shown = [step for step in (1000, 2000, 5000, 10_000) if step < steps[-1]] + steps[-1:]
+    usual = (1000, 2000, 5000, 10_000) if steps[0] == EVERY else steps[1:-1:2]
+    shown = [step for step in usual if step < steps[-1]] + steps[-1:]
     lines = [f"| {BASELINE} | " + " | ".join(f"{step} steps" for step in shown) + " |"]
     lines.append("|---" * (len(shown) + 1) + "|")
     for kind, digits in (("loss", 4), ("auc", 4)):
