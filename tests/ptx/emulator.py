@@ -18,8 +18,12 @@ import struct
 import subprocess
 import tempfile
 import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from operator import mul
 from pathlib import Path
 
 from torch import Tensor
@@ -44,7 +48,10 @@ KINDS = (  # in the order of machine.h
 NUM_FAULTS = KINDS.index("")
 GAP = ALIGNMENT = 4096  # bytes between tensors; addresses keep their low 12 bits
 NUMBERS = {"fp32": "f", "fp64": "d"}
+COUNTED = ("loaded", "stored", "updated", "conflicts")  # in the order of machine.h
+SECTOR = 32  # bytes
 _one_at_a_time = threading.Lock()
+_counters: list[Counter[str]] = []  # the innermost `counting` is the last
 
 
 class PtxError(Exception):
@@ -101,11 +108,28 @@ def _build(text: str, name: str, *sources: Path) -> ctypes.CDLL:
 
 @cache
 def _machine() -> ctypes.CDLL:
-    machine = _build("", "machine", HERE / "memory.c", HERE / "threads.c")
+    machine = _build(
+        "", "machine", *(HERE / f"{name}.c" for name in ("memory", "threads", "counters"))
+    )
     machine.machine_arena.restype = ctypes.c_uint64
     machine.machine_notes.restype = ctypes.POINTER(_Note)
     assert machine.machine_note_size() == ctypes.sizeof(_Note)
     return machine
+
+
+@contextmanager
+def counting() -> Iterator[Counter[str]]:
+    """Count what launches do whose CTAs run one after the other.
+
+    Yields: sums: "launches"; "issued", instructions of warps without moves; "loaded", "stored" and
+        "updated" (by atomics), bytes of sectors of global memory; "conflicts", wavefronts of shared
+        memory beyond the least.
+    """
+    _counters.append(Counter())
+    try:
+        yield _counters[-1]
+    finally:
+        _counters.pop()
 
 
 @dataclass
@@ -215,6 +239,10 @@ def launch(
         ]
         words += [0] * (kernel.program.num_params - len(words))  # scratch memory that is not there
         pairs = [address for pair in arena.ranges for address in pair]
+        blocks = kernel.program.blocks
+        runs, of_memory = (ctypes.c_uint64 * len(blocks))(), (ctypes.c_uint64 * len(COUNTED))()
+        is_counted = bool(_counters) and not seed
+        _machine().machine_count(runs if is_counted else None, len(blocks), of_memory)
         count = _machine().machine_launch(
             kernel.code,
             (ctypes.c_uint64 * len(words))(*words),
@@ -230,6 +258,11 @@ def launch(
             if finding.kind in KINDS[:NUM_FAULTS]:
                 raise PtxError(str(finding))
         arena.copy_out()
+        if is_counted:
+            issued = sum(map(mul, runs, blocks))
+            scale = [SECTOR, SECTOR, SECTOR, 1]
+            _counters[-1].update(dict(zip(COUNTED, map(mul, of_memory, scale), strict=True)))
+            _counters[-1].update(launches=1, issued=issued)
         return findings
 
 

@@ -8,7 +8,7 @@ from triton.runtime import jit
 from tests.ops.record_launches import CODECS, encode_and_decode, record_launches
 from tests.ops.test_compiles import kernels
 from tests.ops.test_parity import check_parity
-from tests.ptx import plugin
+from tests.ptx import counts, plugin
 from tests.ptx.emulator import PtxError
 from trec_qcomm.codecs import ErrorBounded
 from trec_qcomm.ops.batch.rank_sum.gpu import _rank_sum
@@ -28,6 +28,13 @@ def test_bytes_and_rows_are_those_of_the_reference(codec, monkeypatch):
     monkeypatch.setattr("tests.ops.test_parity.BACKENDS", ("reference", "gpu"))
     for values, segments in datasets(64):
         check_parity(codec, values, segments, seed=1)
+
+
+def test_the_table_of_counts_is_that_of_the_kernels():
+    table = counts.README.read_text()
+    if f"Triton {counts.triton_version()}." not in table:
+        pytest.skip("the table is of another Triton")
+    assert "\n".join(counts.rows_of("bf16")) in table
 
 
 def changed(kernel: jit.JITFunction, old: str, new: str) -> jit.JITFunction:

@@ -20,6 +20,7 @@ enum { SHUFFLE, VOTE, REDUX, AT_WARP_BARRIER, LDMATRIX, STMATRIX, AT_BARRIER, RU
 enum { UP, DOWN, BUTTERFLY, INDEX };
 enum { BALLOT, ANY, ALL, UNI };
 enum { GLOBAL, SHARED };
+enum { LOADED, STORED, UPDATED, CONFLICTS };   /* what is counted; the first three in sectors */
 enum { PLAIN, ATOMIC };   /* ATOMIC: atom, red, and loads and stores that are relaxed or stronger */
 /* What is noted; KINDS in emulator.py has the words. Those up to FATAL end a launch. */
 enum { OUT_OF_BOUNDS, MISALIGNED, DIVERGED, DEADLOCK, ENDLESS, TRAP, FATAL,
@@ -35,7 +36,7 @@ typedef struct Thread {
     void *stack_pointer;        /* where the fiber waits */
     Cta *cta;
     u32 tid, lane, warp;
-    u32 state, insn;            /* insn: number of the instruction that runs */
+    u32 state, insn, block;     /* insn, block: numbers of the instruction and block that run */
     u32 how, mask, value, operand, clamp, result, is_there;   /* of what the warp does together */
     Update update;
     u32 matrices[4];
@@ -55,6 +56,12 @@ extern Grid grid;
 extern Thread *running;
 extern int has_fault;
 extern u32 epoch, first_serial, shared_size;
+extern u32 *block_runs, num_blocks;   /* of counters.c */
+
+static inline void begin_block(Thread *thread, u32 number) {
+    thread->block = number;
+    if (block_runs) block_runs[thread->tid * num_blocks + number]++;
+}
 
 void load(int space, u64 at, u32 size, void *to, int order);
 void store(int space, u64 at, u32 size, const void *from, int order);
@@ -68,6 +75,8 @@ void let_others_run(void);
 u32 random_below(u32 limit);
 void forget_notes(void);
 u32 number_of_notes(void);
+void count_access(int space, int kind, u64 at, u32 size);
+void count_cta(u32 num_threads);
 void begin_memory(const u64 *pairs, u32 num_pairs);
 Byte *new_shared_bytes(void);
 void *reserve(u64 size);

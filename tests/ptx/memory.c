@@ -172,17 +172,20 @@ void note(int kind, u64 what) {
 }
 void load(int space, u64 at, u32 size, void *to, int order) {
     if (!random_below(4)) let_others_run();
+    if (block_runs) count_access(space, LOADED, at, size);
     load_here(running, space, at, size, to, order);
     stop_after_a_fault();
 }
 void store(int space, u64 at, u32 size, const void *from, int order) {
     if (!random_below(4)) let_others_run();
+    if (block_runs) count_access(space, STORED, at, size);
     store_here(running, space, at, size, from, order);
     stop_after_a_fault();
 }
 u64 atomic(int space, u64 at, u32 size, Update update, u64 operand, u64 other) {
     u64 old = 0, now;
     if (!random_below(4)) let_others_run();
+    if (block_runs) count_access(space, UPDATED, at, size);
     load_here(running, space, at, size, &old, ATOMIC);
     stop_after_a_fault();
     now = update(old, operand, other);

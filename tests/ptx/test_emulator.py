@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ptx.emulator import IS_HERE, KINDS, Kernel, PtxError, launch
+from tests.ptx.emulator import IS_HERE, KINDS, Kernel, PtxError, counting, launch
 from tests.ptx.translate import Unsupported
 
 pytestmark = pytest.mark.skipif(not IS_HERE, reason="needs gcc and x86-64")
@@ -111,3 +111,41 @@ def test_views_are_the_bounds():
         run_ptx("st.global.b32 [%rd90 + 64], %r90;", words[:16])
     with pytest.raises(PtxError, match="byte 56 of a tensor of 60"):  # half of it
         run_ptx("st.global.b64 [%rd90 + 56], %rd90;", words[:15])
+
+
+COUNTED = {
+    "all lanes beside each other": ("shl.b32 %r1, %r90, 2;", {"loaded": 4 * 32}),
+    "one sector a lane": ("shl.b32 %r1, %r90, 5;", {"loaded": 32 * 32}),
+    "one sector": ("and.b32 %r1, %r90, 4;", {"loaded": 32}),
+    "a lane alone": ("@!%p90 bra $A; mov.b32 %r1, 0;", {"loaded": 32}),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_sectors_are_counted(name):
+    """A warp reads words of a tensor; the last of two CTAs does the same."""
+    code, expected = COUNTED[name]
+    body = f"""{code} cvt.u64.u32 %rd1, %r1; add.s64 %rd1, %rd1, %rd90;
+        ld.global.b32 %r2, [%rd1]; $A: bar.sync 0;"""
+    with counting() as counts:
+        run_ptx(body, torch.zeros(1024, dtype=torch.uint8), ctas=2)
+    assert counts["loaded"] == 2 * expected["loaded"]
+    assert counts["stored"] == counts["updated"] == counts["conflicts"] == 0
+
+
+def test_instructions_and_conflicts_are_counted():
+    """Words of shared memory 8 bytes apart need two wavefronts; a loop runs 3 times."""
+    body = """shl.b32 %r1, %r90, 3; mov.b32 %r2, global_smem; add.s32 %r1, %r1, %r2;
+        mov.b32 %r3, 0; $B: st.shared.b32 [%r1], %r3; add.s32 %r3, %r3, 1;
+        setp.lt.u32 %p1, %r3, 3; @%p1 bra $B; atom.global.add.u32 %r4, [%rd90], 1;"""
+    with counting() as counts:
+        run_ptx(body, torch.zeros(4, dtype=torch.uint8), threads=64)
+    warps = 2
+    assert counts["issued"] == warps * (
+        1 + 2 + 3 * 4 + 2
+    )  # setp of %p90; before, loop, atom and ret
+    assert counts["conflicts"] == warps * 3
+    assert (counts["updated"], counts["launches"]) == (warps * 32, 1)
+    with counting() as random_order:
+        run_ptx(body, torch.zeros(4, dtype=torch.uint8), threads=64, seed=1)
+    assert not random_order

@@ -157,6 +157,7 @@ static int pass_barrier(Cta *cta) {
         if (first[k].state != ENDED) last = first + k;
     }
     if (num_ended == num_threads) {
+        if (block_runs) count_cta(num_threads);
         cta->is_live = 0;
         return 0;
     }

@@ -35,6 +35,7 @@ class Program:
         num_params: the number of its parameters.
         instructions: the text of each.
         lines: file and line in Python of each.
+        blocks: the number of instructions of each basic block; moves, which ptxas drops, are none.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Program:
     num_params: int = 0
     instructions: list[str] = field(default_factory=list)
     lines: list[tuple[str, int]] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
 
 
 def translate(ptx: str) -> Program:
@@ -79,6 +81,7 @@ class _Translator:
         self.labels: set[str] = set()
         self.out: list[str] = []
         self.line = ("", 0)
+        self._begin_block()
         for statement in self._statements(ptx[head.end() :]):
             self._translate(statement)
         names = "".join(f"u{width} {name} = 0;\n" for name, width in self.variables.items())
@@ -109,6 +112,7 @@ class _Translator:
         elif first.endswith(":"):
             self.labels.add(first[:-1])
             self.out.append(f"{self._label(first[:-1])}:;")
+            self._begin_block()
         elif first == ".loc":
             self.line = self.files.get(words[0], ""), int(words[1])
         elif first == ".reg":
@@ -132,6 +136,13 @@ class _Translator:
         special = getattr(self, f"_{base}", self._call)
         code = special([base, *mods], split_operands(rest))
         self.out.append(f"{guard}{{ {number} {code} }}")
+        program.blocks[-1] += base not in ("mov", "cvta") and mods[:1] != ["param"]
+        if base == "bra":
+            self._begin_block()
+
+    def _begin_block(self) -> None:
+        self.out.append(f"begin_block(thread, {len(self.program.blocks)});")
+        self.program.blocks.append(0)
 
     def _label(self, name: str) -> str:
         return "L_" + re.sub(r"\W", "_", name)
