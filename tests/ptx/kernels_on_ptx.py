@@ -34,7 +34,8 @@ def test_the_table_of_counts_is_that_of_the_kernels():
     table = counts.README.read_text()
     if f"Triton {counts.triton_version()}." not in table:
         pytest.skip("the table is of another Triton")
-    assert "\n".join(counts.rows_of("bf16")) in table
+    with default_backend("gpu"):
+        assert "\n".join(counts.rows_of("bf16")) in table
 
 
 def changed(kernel: jit.JITFunction, old: str, new: str) -> jit.JITFunction:

@@ -2,6 +2,8 @@
 
 Encoding is one launch, and so is decoding. A program takes BLOCK_ROWS whole rows of one segment.
 Four codes of 6 bits are 3 bytes. Each lane stores and loads one byte, so alignment does not matter.
+Words are transposed for it: where no axis has bytes beside each other, Triton gives neighbouring
+lanes the first axis, which must be that along a row.
 """
 
 import torch
@@ -111,9 +113,10 @@ def _encode(
             word = tl.sum(parts, 2)
         else:
             word = tl.sum(code << (d * 6)[None, :], 1)[:, None]
+        word = tl.trans(word)
         for t in tl.static_range(3):
             place, there = _places(width, live, 3 * tl.arange(0, WORDS) + t, BLOCK_ROWS)
-            tl.store(to + place, (word >> (8 * t)).to(tl.uint8), there)
+            tl.store(to + tl.trans(place), (word >> (8 * t)).to(tl.uint8), tl.trans(there))
     if i == 0:
         store_zeros(payload, tl.load(at + segment) + n * (1 + width))
 
@@ -143,10 +146,12 @@ def _decode(
         q = tl.load(source + place, mask=there, other=0).to(tl.int32)
     else:
         WORDS: tl.constexpr = (BLOCK_DIM + 3) // 4
-        word = tl.zeros([BLOCK_ROWS, WORDS], tl.int32)
+        word = tl.zeros([WORDS, BLOCK_ROWS], tl.int32)
         for t in tl.static_range(3):
             place, there = _places(width, live, 3 * tl.arange(0, WORDS) + t, BLOCK_ROWS)
-            word |= tl.load(source + place, mask=there, other=0).to(tl.int32) << (8 * t)
+            byte = tl.load(source + tl.trans(place), mask=tl.trans(there), other=0)
+            word |= byte.to(tl.int32) << (8 * t)
+        word = tl.trans(word)
         PER: tl.constexpr = 4 if BLOCK_DIM >= 4 else BLOCK_DIM
         parts = word[:, :, None] >> (tl.arange(0, PER) * 6)[None, None, :]
         q = tl.reshape(parts, (BLOCK_ROWS, BLOCK_DIM)) & 63

@@ -54,7 +54,8 @@ def quantize_groups(
             fits = quantizer.fits(x, bound, step, inverse)
             word = tl.where(fits, word, 0).to(tl.int32, bitcast=True)
             q = ((word >> 1) & 0x7FFFFFFF) ^ -(word & 1)
-            tl.store(indices + group * _GROUP + k, q, mask=live)
+            # Whole fours, so that each is one store.
+            tl.store(indices + group * _GROUP + k, q, mask=k // 4 * 4 < n - first)
             tl.store(verbatim_counts + group, tl.sum((fits == 0).to(tl.int32), 0))
             low = tl.minimum(low, tl.min(tl.where(live, q, _NO_KEY), 0))
             high = tl.maximum(high, tl.max(tl.where(live, q, -_NO_KEY), 0))
@@ -111,7 +112,7 @@ def count_classes(
         counts = tl.zeros((CLASSES,), tl.int32)
         k = tl.arange(0, _GROUP)
         while first < end:
-            q = tl.load(indices + group * _GROUP + k, mask=k < end - first, other=0)
+            q = tl.load(indices + group * _GROUP + k, mask=k // 4 * 4 < end - first, other=0)
             group_counts, outside = initial_classes.count_group(q, k < end - first, base, shift, n)
             counts += group_counts
             tl.store(group_escapes + group, outside)

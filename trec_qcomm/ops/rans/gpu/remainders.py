@@ -68,7 +68,8 @@ def get_indices(payload, payload16, fields, symbols, first, num_values, num_befo
             q += ((byte >> (bit & 7)) & 1) << done
             plane += stride
             done += 1
-    symbol = tl.load(symbols + k, mask=live & (log > 0), other=0).to(tl.int32)
+    is_there = (k // 8 * 8 < num_values - first) & (log > 0)  # whole eights: one load each
+    symbol = tl.load(symbols + k, mask=is_there, other=0).to(tl.int32)
     q += symbol << shift
     num_escapes = tl.load(fields + header.NUM_ESCAPES).to(tl.int32)
     if num_escapes > 0:
