@@ -16,9 +16,9 @@ from torch import Tensor
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.ops.device import download, launch, new_vectors, segment_of, upload
 
-_BAGS = 128  # bags of a tile
+_BAGS = 128  # bags of a tile, which one warp takes: four would each work out where the tile is
 _GROUPS = 128  # groups that one program decides about
-_REGISTERS = 64  # that a thread of _insert may use; told no number, the compiler spills
+_REGISTERS = 128  # that a thread of _insert may use; told no number, the compiler spills
 _EMPTY = tl.constexpr(-1)
 _MIX = tl.constexpr(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: multiplicative hashing
 
@@ -51,7 +51,7 @@ def unique_bags(
     # For each group its count; for each group its number of ids; whether a length is negative.
     totals = torch.zeros(2 * num_groups + 1, dtype=torch.int64, device=device)
     layout, programs = (*groups, num_groups), len(in_tile)
-    block = {"STEPS": num_groups.bit_length(), "BLOCK": _BAGS}
+    block = {"STEPS": num_groups.bit_length(), "BLOCK": _BAGS, "num_warps": 1}
     weighted = {"WEIGHTED": len(weight_bits) > 0}
     launch(
         _insert, programs, table, bag_slot, *bags, *layout, maxnreg=_REGISTERS, **block, **weighted
@@ -87,7 +87,7 @@ def take_bags(
     launch(
         _take, -(-len(bags) // _BAGS), values, values if weights is None else weights, bags, ends,
         taken, taken_ends, ids, ids if picked is None else picked, len(bags), len(values), num_ids,
-        WEIGHTED=weights is not None, BLOCK=_BAGS,
+        WEIGHTED=weights is not None, BLOCK=_BAGS, num_warps=1,
     )  # fmt: skip
     return ids, taken, picked
 
