@@ -104,10 +104,12 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the table")
     parser.add_argument("--only", default="", help="only rows whose codec has this in its name")
     options = parser.parse_args()
+    if options.write and options.only:
+        parser.error("--write: the whole table is written; leave out --only")
     before, begin, rest = README.read_text().partition(BEGIN)
     old, end, after = rest.partition(END)
     table = table_of(options.only)
-    if options.write and not options.only:
+    if options.write:
         README.write_text(before + begin + table + end + after)
         print(f"{README} has the table")
         return 0

@@ -1,8 +1,8 @@
 """Gaps to float32 along long trainings: their table, and their picture.
 
 The gap at a step is the mean loss of the EVERY steps before it, or of the test rows, over that of
-float32 from the same seed. Its slope is that of a line through the gaps
-behind WARM steps, or behind the first pass over other rows.
+float32 from the same seed. Its slope is that of a line through the gaps behind WARM steps, or
+behind the first pass over other rows.
 
 Knows: records of length.py. Does not know: trainings.
 """
