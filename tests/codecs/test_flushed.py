@@ -25,20 +25,18 @@ def encode(codec, rows, num_rows=(NUM_ROWS, NUM_ROWS)):
     return encoded, decoded
 
 
-def flushed_of_rowwise(x, y, scale):
+def flushed_of_rowwise(x, scale):
     """Return how many values are flushed in rows that a far larger value makes coarse.
 
     A value is flushed if it is not 0 and below 1/256 of its row's scale, so that the decoded value
     tells nothing of it. Flushed values count only if there are at least 3, and if they are three
     quarters of the row's nonzero values. Kernels look at samples first, and may count less.
 
-    Args: x: [n, D] float32.  y: [n, D], the same times 2^k.  scale: [n] int16, of quantize_rows.
+    Args: x: [n, D] float32.  scale: [n, 1] float32.
     """
-    step = (scale & 0x7FFF).view(torch.float16).float()
-    inverse = torch.where(step > 0, 1 / step, 0)
-    is_small = (y * inverse[:, None]).abs() < 1 / 256
+    is_small = x.abs() < scale / 256
     num_small, num_other = (is_small & (x != 0)).sum(1), (~is_small).sum(1)
-    counts = (step > 0) & (num_small >= (3 * num_other).clamp(min=3))
+    counts = num_small >= (3 * num_other).clamp(min=3)
     return int(num_small[counts].sum())
 
 
@@ -73,9 +71,11 @@ def test_rowwise_loses_the_other_values_of_the_row(codec):
 
 
 @pytest.mark.parametrize("codec", ROWWISE, ids=repr)
-def test_rowwise_loses_the_segment_beside_1e20(codec):
-    encoded, _ = encode(codec, with_outlier(1e20))
-    assert encoded.flushed.tolist() == [0, (NUM_ROWS - 1) * DIM - 1]
+def test_rowwise_loses_no_other_row_beside_1e20(codec):
+    encoded, decoded = encode(codec, with_outlier(1e20))
+    assert encoded.flushed.tolist() == [0, DIM - 1]
+    others = torch.arange(2 * NUM_ROWS) != NUM_ROWS + 7
+    assert torch.equal(decoded[others], encode(codec, with_outlier(1.0))[1][others])
 
 
 ORDINARY = {
@@ -117,12 +117,11 @@ def test_kernel_and_reference_count_the_same_of_rowwise(codec, dim):
     expected = []
     for begin, end in segments:
         x = rows[begin:end]
-        y = rowwise.times_power_of_two(x, rowwise.power_of_two(x))
-        _, scale, _ = rowwise.quantize_rows(y, bits=codec.bits, u=0.5)
-        expected.append(flushed_of_rowwise(x, y, scale))
+        _, header = rowwise.quantize_rows(x, bits=codec.bits, u=0.5)
+        expected.append(flushed_of_rowwise(x, rowwise.grid(header, codec.bits)[1]))
     counted = [0] * 3 if encoded.flushed is None else encoded.flushed.tolist()
     assert counted == expected
-    assert (counted[0] > 0) == (counted[2] > 0) == (dim >= 3)
+    assert (counted[0] > 0) == (counted[2] > 0) == (dim > 3)
 
 
 def test_one_large_column_is_counted_in_every_row():

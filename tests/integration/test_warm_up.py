@@ -87,6 +87,7 @@ def test_jobs_are_those_of_the_config(name):
     codecs = warm_up._codecs(config, config.data_parallel)
     used = [codec for codec in codecs if codec.name != "identity"]
     codecs = {codec.name for codec in used if ".ext." not in type(codec).__module__}  # no kernels
+    codecs = {"float6" if name == "float8" else name for name in codecs}  # the same kernels
     assert {job.partition(":")[0].split()[0] for job in names if ":" in job} >= codecs
     assert ("bags int64" in names) == any(rule.unique_bags for rule in config.embedding)
     assert ("rows" in names) == bool(config.embedding)

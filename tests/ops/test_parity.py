@@ -1,6 +1,5 @@
 """The backends of an op write the same bytes and read each other's."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -162,9 +161,9 @@ def test_sums_of_no_whole_number_of_parts_are_refused(codec):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_sum_names_the_first_bad_segment_of_all_parts(backend):
     segments, out = Segments.packed([1, 1], 4), torch.zeros(2, 4, device=device_of(backend))
-    payload = torch.zeros(96, dtype=torch.uint8)
-    payload.view(torch.int16)[[24, 40]] = 163  # an exponent too large, in segments 3 and 5
-    encoded = Encoded(payload.to(out.device), 16 * torch.arange(6), torch.full((6,), 16))
+    payload = torch.full((48,), 127, dtype=torch.uint8)
+    payload[[27, 43]] = 26  # an exponent too small, in segments 3 and 5
+    encoded = Encoded(payload.to(out.device), 8 * torch.arange(6), torch.full((6,), 8))
     with pytest.raises(CorruptFrameError, match="exponent") as caught, default_backend(backend):
         Rowwise(8).decode_sum(encoded, segments, out)
     assert caught.value.segment == 3
@@ -195,22 +194,19 @@ def test_noise_depends_on_the_numbers_of_values_not_on_their_places(codec):
 @pytest.mark.triton
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    ("exponent", "scale", "low", "expected"),
+    ("e", "step", "low", "expected"),
     [
-        (-111, 0x7BFF, 0, MOST), (-105, 0x7BFF, 0x7BFF, MOST),
-        (-113, 0, 0xFBFF, -MOST), (-104, 0x7BFF, 0x7BFF, 256 * 65504 * 2.0**104),
-        (-113, 0, 0x7C00, math.inf), (-113, 0x7C00, 0, math.inf),
+        (128, 2047, 0, MOST), (128, 0, -2048, -MOST), (128, 0, 2047, 2047 * 2.0**117),
+        (126, 2047, 0, 255 * 255 * 2.0**112), (126, 2047, 2047, MOST), (127, 0, -2048, -(2.0**127)),
     ],
 )  # fmt: skip
-def test_only_what_is_finite_and_too_large_becomes_the_largest(
-    exponent, scale, low, expected, backend
-):
-    """A row of code 255 with a scale and a low that no encoder writes, as after damage."""
+def test_what_is_too_large_becomes_the_largest(e, step, low, expected, backend):
+    """A row of code 255, or 0 with the least step, with a header that no encoder may write."""
     segments, device = Segments.packed([1], 1), device_of(backend)
-    header = [exponent & 0xFFFF, 0, 0, 0, scale, low]
-    words = torch.tensor([*header, 0x00FF, 0], dtype=torch.int32).to(torch.int16)
-    payload, out = words.view(torch.uint8).to(device), torch.zeros(1, 1, device=device)
-    encoded = Encoded(payload, torch.tensor([0]), torch.tensor([16]))
+    words = torch.tensor([step | (low & 0xFFF) << 12 | e + 127 << 24, 255 * (step > 0)])
+    payload = words.to(torch.int32).view(torch.uint8).to(device)
+    out = torch.zeros(1, 1, device=device)
+    encoded = Encoded(payload, torch.tensor([0]), torch.tensor([8]))
     on(backend, Rowwise(8).decode, encoded, segments, out)
     assert float(out) == expected
 
@@ -266,7 +262,7 @@ def test_codecs_refuse_what_kernels_cannot_take():
         ((values.double(), segments, payload, at), "contiguous float32"),
         ((values[:1], segments, payload, at), "holds 4 values, segments 8"),
         ((torch.zeros(4, 2).T, segments, payload, at), "contiguous float32"),
-        ((values, segments, payload[:16], at), "16 bytes do not hold"),
+        ((values, segments, payload[:8], at), "8 bytes do not hold"),
         ((values, segments, payload, torch.tensor([4])), "multiples of 8"),
         ((values, segments, payload.int(), at), "uint8"),
     ]:

@@ -26,7 +26,7 @@ def test_worked_example():
     data, segments = frame_of(Rowwise(4), rows, [1])
     assert bytes(data.tolist()) == example()
     decoded = open_frame(Rowwise(4), torch.tensor(list(example()), dtype=torch.uint8), segments)
-    assert decoded.tolist() == [[0.0, 1.0003662109375, 2.000732421875, 3.0010986328125]]
+    assert decoded.tolist() == [[0.0, 1.0009765625, 2.001953125, 3.0029296875]]
 
 
 def test_worked_example_of_error_bounded():

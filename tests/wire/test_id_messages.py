@@ -72,7 +72,7 @@ def forged(place, value):
 
 FORGED = {
     "magic": (0, 0, r"frame from rank 1: not a message of ids \(magic\)"),
-    "version": (4, 1, "message of ids of another wire version; this release reads version 2"),
+    "version": (4, 1, "message of ids of another wire version; this release reads version 3"),
     "unknown flag": (6, 8, "flags of a message of ids are unknown"),
     "other flags": (6, 1, "rank 1: flags of a message of ids .* differ from this rank's"),
     "features": (8, 3, "number of features in a message of ids differs"),

@@ -91,9 +91,8 @@ class KernelCodec(Codec):
 
 
 class RowCodec(KernelCodec):
-    """Codec of fixed size: a segment is a header and rows of equal sizes."""
+    """Codec of fixed size: a segment is rows of equal sizes."""
 
-    header_nbytes: ClassVar[int] = 0
     has_gpu_kernels = True
 
     @abstractmethod
@@ -102,8 +101,7 @@ class RowCodec(KernelCodec):
 
     def max_nbytes(self, segments: Segments) -> Tensor:
         """Return [S] int64, the exact bytes of each segment."""
-        row = self.row_nbytes(segments.dim)
-        return segments.nbytes_of_rows(row, header_nbytes=self.header_nbytes)
+        return segments.nbytes_of_rows(self.row_nbytes(segments.dim))
 
 
 class SummingRowCodec(RowCodec):

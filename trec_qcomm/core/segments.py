@@ -176,19 +176,19 @@ class Segments:
             values.storage_offset() + int(self.start[segment]),
         )
 
-    def nbytes_of_rows(self, row_nbytes: int, *, header_nbytes: int = 0) -> Tensor:
+    def nbytes_of_rows(self, row_nbytes: int) -> Tensor:
         """Return [S] int64, the aligned bytes of segments whose encoded rows have equal sizes.
 
         Later calls return the same object, which nobody may change.
 
-        Args: row_nbytes: bytes of an encoded row.  header_nbytes: other bytes of each segment.
+        Args: row_nbytes: bytes of an encoded row.
         """
 
         def make() -> Tensor:
-            nbytes = self.num_rows.numpy() * row_nbytes + (header_nbytes + ALIGNMENT - 1)
+            nbytes = self.num_rows.numpy() * row_nbytes + (ALIGNMENT - 1)
             return torch.from_numpy(nbytes & -ALIGNMENT)
 
-        return self.kept((row_nbytes, header_nbytes), self.offsets, make)
+        return self.kept(row_nbytes, self.offsets, make)
 
     def subset(self, which: Tensor) -> "Segments":
         """Return the segments at some indices, in that order.

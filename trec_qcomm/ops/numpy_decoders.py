@@ -111,17 +111,18 @@ def _times_power_of_two(y: Array, exponent: Array | int) -> Array:
 
 
 def _rowwise(bits: int, data: Array, n: int, dim: int) -> Array:
-    k, begin = int(data[:2].view("<i2")[0]), 8 + 4 * n
-    if not -114 <= k <= 162:
-        raise CorruptFrameError(f"rowwise: exponent {k}; allowed: -114 to 162")
-    halves = data[8:begin].view("<u2").reshape(2, n, 1)
-    scale = (halves[0] & np.uint16(0x7FFF)).view(np.float16).astype(np.float32)
-    low = halves[1].view(np.float16).astype(np.float32)
+    header = data[: 4 * n].view("<i4").reshape(n, 1)
+    e = (header >> 24 & 255) - 127
+    if bool((e < -100).any()):
+        raise CorruptFrameError("rowwise: an exponent below 27; allowed: 27 to 255")
+    step, low = header & 2047, (header << 8) >> 20
+    scale = np.ldexp((128 + (step & 127)).astype(np.float32), (step >> 7) - 21 - bits)
     width, top = (bits * dim + 7) // 8, 2**bits - 1
-    q = numbers(data[begin : begin + n * width].reshape(n, width), bits, dim)
-    x = _times_power_of_two(q.astype(np.float32) * scale + low, -k)
+    q = numbers(data[4 * n : 4 * n + n * width].reshape(n, width), bits, dim)
+    y = q.astype(np.float32) * scale + np.ldexp(low.astype(np.float32), -11)
+    x = _times_power_of_two(y, e)
     for code, value in ((top - 2, np.inf), (top - 1, -np.inf), (top, np.nan)):
-        x[(halves[0] > 0x7FFF) & (q == code)] = value
+        x[(header & 2048 != 0) & (q == code)] = value
     return x
 
 
@@ -195,19 +196,19 @@ def _bitpacked(data: Array, count: int) -> Array:
     return (z >> 1) ^ -(z & 1)
 
 
-_FIXED: dict[int, tuple[Callable[[Array, int, int], Array], int, int, int]] = {
-    1: (partial(_floats, "<f4"), 0, 0, 32),
-    2: (partial(_floats, "<f2"), 0, 0, 16),
-    3: (_bfloats, 0, 0, 16),
-    4: (partial(_rowwise, 2), 8, 4, 2),
-    5: (partial(_rowwise, 4), 8, 4, 4),
-    6: (partial(_rowwise, 8), 8, 4, 8),
-    12: (partial(_minifloat, 6, 4), 0, 1, 6),
-    13: (partial(_minifloat, 6, 3), 0, 1, 6),
-    24: (partial(_minifloat, 8, 4), 0, 1, 8),
-    25: (partial(_minifloat, 8, 5), 0, 1, 8),
+_FIXED: dict[int, tuple[Callable[[Array, int, int], Array], int, int]] = {
+    1: (partial(_floats, "<f4"), 0, 32),
+    2: (partial(_floats, "<f2"), 0, 16),
+    3: (_bfloats, 0, 16),
+    4: (partial(_rowwise, 2), 4, 2),
+    5: (partial(_rowwise, 4), 4, 4),
+    6: (partial(_rowwise, 8), 4, 8),
+    12: (partial(_minifloat, 6, 4), 1, 6),
+    13: (partial(_minifloat, 6, 3), 1, 6),
+    24: (partial(_minifloat, 8, 4), 1, 8),
+    25: (partial(_minifloat, 8, 5), 1, 8),
 }
-"""Decoder by wire id, bytes of a segment, bytes of a row, and bits of a value."""
+"""Decoder by wire id, bytes of a row, and bits of a value."""
 _ERROR_BOUNDED = 7
 DECODED = (*_FIXED, _ERROR_BOUNDED)  # wire ids
 
@@ -222,8 +223,8 @@ def decode_rows(codec: int, data: Array, n: int, dim: int) -> Array:
         return _error_bounded(data, n, dim)
     if codec not in _FIXED:
         raise CorruptFrameError(f"codec {codec}: numpy has no decoder; allowed: {DECODED}")
-    decode, beside, of_row, bits = _FIXED[codec]
-    expected = (beside + n * (of_row + (bits * dim + 7) // 8) + 7) // 8 * 8
+    decode, of_row, bits = _FIXED[codec]
+    expected = (n * (of_row + (bits * dim + 7) // 8) + 7) // 8 * 8
     if len(data) != expected:
         raise CorruptFrameError(f"{len(data)} bytes where its format has {expected}")
     return decode(data, n, dim)

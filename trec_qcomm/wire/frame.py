@@ -24,7 +24,7 @@ from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.core.segments import ALIGNMENT, Encoded
 from trec_qcomm.ops.frames import cpu
 
-VERSION = 2
+VERSION = 3
 HEADER_NBYTES = 32
 SEGMENT_ENTRY_NBYTES = 12
 DEVICE_ALIGNMENT = 128  # bytes at whose multiples frames begin in a GPU's memory

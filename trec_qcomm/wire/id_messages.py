@@ -30,7 +30,7 @@ Dtypes = tuple[torch.dtype, torch.dtype]  # of ids and of lengths, each int32 or
 _REASONS = {
     cpu.BAD_SIZE: "size of a message of ids differs from the bytes received",
     cpu.BAD_MAGIC: "not a message of ids (magic)",
-    cpu.BAD_VERSION: "message of ids of another wire version; this release reads version 2",
+    cpu.BAD_VERSION: "message of ids of another wire version; this release reads version 3",
     cpu.BAD_CHECKSUM: "checksum of a message of ids differs",
     cpu.BAD_COUNT: "number of features in a message of ids differs from this rank's",
     cpu.BAD_FLAGS: "flags of a message of ids are unknown, or differ from this rank's: other "

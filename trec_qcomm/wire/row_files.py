@@ -15,7 +15,7 @@ import numpy as np
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.ops.numpy_decoders import Array, checksum, decode_ids, decode_rows
 
-MAGIC, VERSION, HEADER_NBYTES = b"TQDL", 2, 16
+MAGIC, VERSION, HEADER_NBYTES = b"TQDL", 3, 16
 _IDS_MAGIC, _FRAME_MAGIC, _ONE_SEGMENT = b"TQID", b"TQCM", 48
 _FIELDS = {"name": str, "first_row": int, "first_column": int, "dim": int, "counts": list}
 

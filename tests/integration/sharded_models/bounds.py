@@ -55,8 +55,8 @@ def codec_error(
 
     The coded row is within `moved` of `rows`.
 
-    Rowwise: scale <= (max - min + 2^-10 |min|) / (2^bits - 1) * (1 + 2^-10), or 2^-37 of the
-    segment's largest magnitude, which is not more than that of all rows.
+    Rowwise: scale <= (max - min + 2^-10 max|x|) / (2^bits - 1) * (1 + 2^-7), or 2^-(13 + bits) of
+    the row's largest magnitude, or that of a row of 2^-101.
     ErrorBounded: the bound, divided by `num_summands` where the rows are partial sums.
     """
     moved = torch.as_tensor(moved, dtype=torch.float64).expand_as(rows)
@@ -70,9 +70,10 @@ def codec_error(
         return torch.full_like(rows, codec.bound / num_summands, dtype=torch.float64)
     assert isinstance(codec, Rowwise)
     low, high, most = rows.amin(1, True), rows.amax(1, True), moved.amax(1, True)
-    width = high - low + 2 * most + 2.0**-10 * (low.abs() + most)
-    step = width / (2**codec.bits - 1) * (1 + 2.0**-10)
-    step = step.maximum(2.0**-37 * (rows.abs() + moved).max())
+    largest = (rows.abs().amax(1, True) + most).clamp(min=2.0**-101)
+    width = high - low + 2 * most + 2.0**-10 * largest
+    step = width / (2**codec.bits - 1) * (1 + 2.0**-7)
+    step = step.maximum(2.0 ** -(13 + codec.bits) * largest)
     return (step if codec.rounding == "stochastic" else step / 2).expand_as(rows)
 
 

@@ -121,7 +121,7 @@ def segment_nbytes(codec: Codec, num_rows: int, dim: int) -> int:
     elif isinstance(codec, Cast):
         nbytes = 2 * num_rows * dim
     else:
-        nbytes = 8 + num_rows * (4 + -(-codec.bits * dim // 8))
+        nbytes = num_rows * (4 + -(-codec.bits * dim // 8))
     return -(-nbytes // 8) * 8
 
 

@@ -13,7 +13,7 @@ OK, BAD_SIZE, BAD_MAGIC, BAD_VERSION, BAD_LAYOUT = 0, 1, 2, 3, 4
 BAD_COUNT, BAD_CHECKSUM, BAD_ROWS, BAD_SEGMENT, BAD_CALL = 5, 6, 7, 8, 9
 
 _MAGIC = np.uint32(0x4D435154)  # b"TQCM"
-_VERSION = np.uint32(2)
+_VERSION = np.uint32(3)
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 1024  # words of 8 bytes in a block of the checksum
 

@@ -4,7 +4,8 @@ import numpy as np
 
 from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.dispatch import arrays, seed_halves
-from trec_qcomm.ops.rowwise.cpu import dither, factors_of
+from trec_qcomm.ops.rowwise.cpu import dither
+from trec_qcomm.ops.rowwise.headers import power_of_two
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INF = np.int32(0x7F800000)
@@ -26,6 +27,17 @@ def decode(encoded, segments, out, *, bits, exponent_bits):
     data, rows = arrays(encoded.payload, out)
     where = data, encoded.at.numpy(), *segments.arrays, segments.dim, rows
     return _decode(*where, bits, exponent_bits)
+
+
+@inner(forceinline=True)
+def _factors_of(k):
+    """Return first and second such that x * 2^k == x * first * second, for |k| <= 252.
+
+    The multiplication that may leave the normal range is the second.
+    """
+    near = min(max(k, -126), 126)
+    main, rest = power_of_two(near), power_of_two(k - near)
+    return (rest, main) if k < 0 else (main, rest)
 
 
 @inner
@@ -143,7 +155,7 @@ def _encode(
                 largest = _largest_finite(words, begin, dim)
             e = max((largest >> 23) - 126, -126)
             payload[at[s] + i] = np.uint8(e + _BIAS)
-            first, second = factors_of(-e)
+            first, second = _factors_of(-e)
             place = np.uint64(codes_at + i * width)
             to = np.uint64(0) if is_packed else place
             if stochastic:
@@ -207,7 +219,7 @@ def _decode(payload, at, offsets, start, stride, dim, out, bits, exponent_bits):
             if exponent == 0:
                 return s
             e = np.int64(exponent) - _BIAS
-            first, second = factors_of(e)
+            first, second = _factors_of(e)
             place = np.uint64(at[s] + n + i * width)
             source = np.uint64(0) if is_packed else place
             if is_packed:

@@ -14,7 +14,7 @@ from torch import Tensor
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.device import no_segment, power_of_two
 from trec_qcomm.ops.row_blocks import RowBlocks, note_segment, rows_of_program, store_zeros
-from trec_qcomm.ops.rowwise.gpu import dither, factors_of, halves_of
+from trec_qcomm.ops.rowwise.gpu import dither, halves_of
 
 _INF = tl.constexpr(0x7F800000)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
@@ -53,6 +53,17 @@ def decode(
 
 
 @triton.jit
+def _factors_of(k):
+    """Return first and second such that x * 2^k == x * first * second.
+
+    The multiplication that may leave the normal range is the second.
+    """
+    near = tl.minimum(tl.maximum(k, -126), 126)
+    main, rest = power_of_two(near), power_of_two(k - near)
+    return tl.where(k < 0, rest, main), tl.where(k < 0, main, rest)
+
+
+@triton.jit
 def _places(width, live, j, BLOCK_ROWS: tl.constexpr):
     """Return where bytes number j of this program's rows are, from its first row on, and which
     exist."""
@@ -84,7 +95,7 @@ def _encode(
     finite = (bits & _MAGNITUDE) < _INF
     amax = tl.max(tl.where(finite, bits & _MAGNITUDE, 0), 1)
     e = tl.maximum((amax >> 23) - 126, -126)
-    near, far = factors_of(-e)
+    near, far = _factors_of(-e)
     x = tl.where(finite, bits, 0).to(tl.float32, bitcast=True)
     y = tl.abs(x * near[:, None] * far[:, None])
     f = tl.maximum((y.to(tl.int32, bitcast=True) >> 23) - 127 + TOP, 1)
@@ -160,7 +171,7 @@ def _decode(
     f = code >> M
     k = code - (f << M) + tl.where(f > 0, 1 << M, 0)
     y = k.to(tl.float32) * power_of_two(tl.maximum(f, 1) - TOP - M)
-    near, far = factors_of(e)
+    near, far = _factors_of(e)
     x = tl.minimum(y * near[:, None] * far[:, None], _FLT_MAX)  # y may be 2^128, rounded up
     x = tl.where(code == LARGEST + 1, float("inf"), x)
     x *= tl.where(q >= SIGN, -1.0, 1.0)  # not -x, which Triton takes for 0 - x: never -0

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments, aligned
 from trec_qcomm.ops.bits import from_bytes, to_bytes
-from trec_qcomm.ops.rowwise.reference import dither
+from trec_qcomm.ops.rowwise.reference import dither, power_of_two
 
 MIN_EXPONENT, MAX_EXPONENT = -126, 128
 BIAS = 127  # e + BIAS is the byte of a row, 1..255
@@ -31,11 +31,6 @@ def exponents(x: Tensor) -> Tensor:
     amax = torch.where(x.isfinite(), x, 0).abs().amax(1)
     e = torch.frexp(amax)[1]  # amax = m 2^e with 1/2 <= m < 1
     return torch.where(amax == 0, MIN_EXPONENT, e).clamp(min=MIN_EXPONENT)
-
-
-def power_of_two(k: Tensor) -> Tensor:
-    """Return 2^k as float32; k: int32 in -126..127."""
-    return ((k + 127) << 23).view(torch.float32)
 
 
 def times_power_of_two(x: Tensor, k: Tensor) -> Tensor:

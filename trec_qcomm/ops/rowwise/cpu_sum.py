@@ -11,27 +11,26 @@ from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.adjacent import group_end, largest_group
 from trec_qcomm.ops.batch.rank_sum.cpu import add
 from trec_qcomm.ops.copying import copy
-from trec_qcomm.ops.rowwise.cpu import decode_row, scaling
+from trec_qcomm.ops.rowwise.cpu import decode_row, is_damaged
 
 _STRETCH = 8192  # values, 32 KiB
 
 
 @inner
 def _add(
-    payload, halves, at, begin_row, end_row, n, factors, clamp, start, stride, dim, out, bits, q, x,
-    is_first,
+    payload, heads, at, begin_row, end_row, n, start, stride, dim, out, bits, q, x, is_first
 ):  # fmt: skip
     """Add a stretch of the rows of a group of one part to the sums, or begin these with it.
 
-    Args: at, start, clamp: [T].  factors: [T, 2].  q, x: memory for a row's codes and values.
+    Args: at, start: [T].  q, x: memory for a row's codes and values.
     """
     width = (dim * bits + 7) // 8
     for i in range(begin_row, end_row):
         for t in range(start.size):
             sums = out[start[t] + i * stride : start[t] + i * stride + dim]
             decode_row(
-                payload, halves, at[t], i, n, width, factors[t], clamp[t], np.uint64(0), dim,
-                sums if is_first else x, bits, q,
+                payload, heads, at[t], i, n, width, np.uint64(0), dim, sums if is_first else x,
+                bits, q,
             )  # fmt: skip
             if not is_first:
                 add(sums, x)
@@ -65,14 +64,11 @@ def decode_sum(payload, at, offsets, start, stride, dim, out, bits, held_at):
 
     Args: at: [P, S].  held_at: index, among the terms, of the rows that `out` holds, or -1.
     """
-    halves = payload[: payload.size // 2 * 2].view(np.uint16)
+    heads = payload[: payload.size // 4 * 4].view(np.int32)
     num_parts, num_segments = at.shape
-    factors = np.empty((num_parts, num_segments, 2), np.float32)
-    clamp = np.empty((num_parts, num_segments), np.bool_)
     for p in range(num_parts):
         for s in range(num_segments):
-            is_good, factors[p, s, 0], factors[p, s, 1], clamp[p, s] = scaling(halves, at[p, s])
-            if not is_good:
+            if is_damaged(heads, at[p, s], offsets[s + 1] - offsets[s]):
                 return p * num_segments + s
     most_segments, _ = largest_group(offsets, start, stride, dim)
     q, x = np.empty(dim + 4, np.uint8), np.empty(dim, np.float32)
@@ -90,9 +86,8 @@ def decode_sum(payload, at, offsets, start, stride, dim, out, bits, held_at):
                 if p == held_at and p > 0:
                     _add_held(out, i, last, starts, step, dim, held)
                 _add(
-                    payload, halves, at[p, begin:end], i, last, n, factors[p, begin:end],
-                    clamp[p, begin:end], starts, step, dim, out, bits, q, x,
-                    p == 0 and held_at != 0,
+                    payload, heads, at[p, begin:end], i, last, n, starts, step, dim, out, bits, q,
+                    x, p == 0 and held_at != 0,
                 )  # fmt: skip
             if held_at == num_parts:
                 _add_held(out, i, last, starts, step, dim, held)

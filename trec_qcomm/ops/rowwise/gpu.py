@@ -1,9 +1,7 @@
 """Row-wise quantization in Triton. Same bytes as reference.py.
 
-Encoding reads the rows twice, in two launches: once for the largest magnitude of each segment, once
-to encode. The program of a segment's first rows also writes its header. Decoding is one launch. A
-program takes BLOCK_ROWS whole rows of one segment. Codes are moved in words of 32 bits if a row
-fills them, else byte by byte.
+Encoding is one launch, and so is decoding. A program takes BLOCK_ROWS whole rows of one segment.
+Codes are moved in words of 32 bits if a row fills them, else byte by byte.
 """
 
 import torch
@@ -15,14 +13,15 @@ from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.batch.rank_sum.gpu import plus
 from trec_qcomm.ops.device import no_segment, power_of_two, words
 from trec_qcomm.ops.row_blocks import RowBlocks, note_segment, rows_of_program, store_zeros
-from trec_qcomm.ops.rowwise.reference import MAX_EXPONENT, MIN_EXPONENT
+from trec_qcomm.ops.rowwise import reference
 
 _INF = tl.constexpr(0x7F800000)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _FLT_MAX = tl.constexpr(3.4028234663852886e38)
-_CLAMPED = tl.constexpr(-105)  # cpu.py says why
-_MIN_EXPONENT = tl.constexpr(MIN_EXPONENT)
-_MAX_EXPONENT = tl.constexpr(MAX_EXPONENT)
+_MIN_EXPONENT = tl.constexpr(reference.MIN_EXPONENT)
+_BIAS = tl.constexpr(reference.BIAS)
+_HUGE = tl.constexpr(reference.HUGE)
+_MARK = tl.constexpr(reference.MARK)
 
 
 def encode(
@@ -41,15 +40,10 @@ def encode(
         values are not counted.
     """
     blocks = RowBlocks.from_segments(segments, at, values.device)
-    # No segment that is not finite, and no magnitude of any segment yet.
-    # Both begin at multiples of 16 bytes: Triton compiles a kernel anew for others.
-    noted = torch.full((blocks.num_segments + 4,), -1, dtype=torch.int32, device=values.device)
-    nonfinite, amax = noted[:1], noted[4:]
-    blocks.launch(_largest, values, amax, nonfinite)
+    nonfinite = no_segment(values.device)
     blocks.launch(
-        _quantize, values, amax, payload, words(payload, torch.int16), words(payload, torch.int32),
-        blocks.numbers, *halves_of(seed), BITS=bits, STOCHASTIC=stochastic,
-        WORDS=_fills_words(segments, bits),
+        _quantize, values, payload, words(payload, torch.int32), nonfinite, blocks.numbers,
+        *halves_of(seed), BITS=bits, STOCHASTIC=stochastic, WORDS=_fills_words(segments, bits),
     )  # fmt: skip
     return nonfinite, None
 
@@ -62,8 +56,8 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> T
     blocks = RowBlocks.from_segments(segments, encoded.at, out.device)
     payload, wrong = encoded.payload, no_segment(out.device)
     blocks.launch(
-        _dequantize, payload, words(payload, torch.int16), words(payload, torch.int32), out, wrong,
-        BITS=bits, WORDS=_fills_words(segments, bits),
+        _dequantize, payload, words(payload, torch.int32), out, wrong, BITS=bits,
+        WORDS=_fills_words(segments, bits),
     )  # fmt: skip
     return wrong
 
@@ -80,8 +74,8 @@ def decode_sum(
     payload, wrong = encoded.payload, no_segment(out.device)
     num_terms = len(encoded.at) // max(segments.num_segments, 1) + (held_at >= 0)
     blocks.launch(
-        _dequantize_sum, payload, words(payload, torch.int16), words(payload, torch.int32), out,
-        wrong, num_terms, held_at, BITS=bits, WORDS=_fills_words(segments, bits),
+        _dequantize_sum, payload, words(payload, torch.int32), out, wrong, num_terms, held_at,
+        BITS=bits, WORDS=_fills_words(segments, bits),
     )  # fmt: skip
     return wrong
 
@@ -89,72 +83,6 @@ def decode_sum(
 def _fills_words(segments: Segments, bits: int) -> bool:
     """Return whether a row's codes are whole words of 32 bits."""
     return segments.dim * bits % 32 == 0
-
-
-@triton.jit
-def _largest(
-    values, amax, first_bad, first, offsets, start, stride, at, num_segments, dim,
-    STEPS: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-):  # fmt: skip
-    """Raise amax [S] int32, -1 before, to the bits of each segment's largest finite magnitude.
-
-    Magnitudes are ordered as their bits are.
-    """
-    segment, _, _, begin, live, away = rows_of_program(
-        first, offsets, start, stride, num_segments, STEPS, VECTOR, WIDE, BLOCK_ROWS
-    )
-    d = tl.arange(0, BLOCK_DIM)
-    mask = live[:, None] & (d < dim)[None, :]
-    x = tl.load(values + begin + (away[:, None] + d[None, :]), mask=mask, other=0.0)
-    bits = tl.ravel(x.to(tl.int32, bitcast=True) & _MAGNITUDE)
-    note_segment(first_bad, tl.max(bits, 0) >= _INF, segment)
-    tl.atomic_max(amax + segment, tl.max(tl.where(bits < _INF, bits, 0), 0), sem="relaxed")
-
-
-@triton.jit
-def _exponent(amax):
-    """Return k such that amax * 2^k lies in [2^13, 2^14); 0 for 0. amax: its bits."""
-    normal = 13 - ((amax >> 23) - 127)
-    # A denormal is its bits times 2^-149, and its bits are exact as a float.
-    log = (amax.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
-    k = tl.where(amax >= (1 << 23), normal, 13 + 149 - log)
-    return tl.where(amax == 0, 0, k)
-
-
-@triton.jit
-def factors_of(k):
-    """Return first and second such that x * 2^k == x * first * second.
-
-    The multiplication that may leave the normal range is the second.
-    """
-    near = tl.minimum(tl.maximum(k, -126), 126)
-    main, rest = power_of_two(near), power_of_two(k - near)
-    return tl.where(k < 0, rest, main), tl.where(k < 0, main, rest)
-
-
-@triton.jit
-def _half_down(x):
-    """Return the bits of the largest float16 <= x, as int32; zeros become +0."""
-    h = x.to(tl.float16)
-    bits = h.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    lower = tl.where(bits < 0x8000, bits - 1, bits + 1)
-    bits = tl.where(h.to(tl.float32) > x, lower, bits)
-    return tl.where(bits == 0x8000, 0, bits)
-
-
-@triton.jit
-def _half_up(x):
-    """Return the bits of the smallest float16 >= x >= 0, as int32; zeros become +0."""
-    h = x.to(tl.float16)
-    bits = h.to(tl.int16, bitcast=True).to(tl.int32) & 0x7FFF
-    return tl.where(h.to(tl.float32) < x, bits + 1, bits)
-
-
-@triton.jit
-def _half_value(bits):
-    """Return as float32 the float16 that has these int32 bits."""
-    return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 def halves_of(seed: int) -> tuple[int, int]:
@@ -174,28 +102,47 @@ def dither(number, seed_low, seed_high):
 
 
 @triton.jit
-def _scales(x, inside, first, second, BITS: tl.constexpr):
-    """Return of each row of a tile: whether it is finite, its number of levels, the bits of scale
-    and low, and both as reference.quantize_rows has them, with 1 / scale."""
+def _grid(header, BITS: tl.constexpr):
+    """Return low, scale and the factor of the values of each row, as reference.grid does."""
+    e = ((header >> 24) & 0xFF) - _BIAS
+    huge = e > _HUGE
+    e = tl.where(huge, e - 2, e)
+    low = ((header << 8) >> 20).to(tl.float32) * power_of_two(e - 11)
+    scale = ((header & (_MARK - 1)) + ((e + (_BIAS - 14 - BITS)) << 7)) << 16
+    return low, scale.to(tl.float32, bitcast=True), tl.where(huge, 4.0, 1.0)
+
+
+@triton.jit
+def _headers(x, inside, BITS: tl.constexpr):
+    """Return the header of each row of a tile, as reference.headers does, and its number of levels.
+
+    Args: inside: which columns exist. Those that do not hold 0.
+    """
     TOP: tl.constexpr = (1 << BITS) - 1
     magnitude = x.to(tl.int32, bitcast=True) & _MAGNITUDE
+    finite = magnitude < _INF
     clean = tl.max(magnitude, 1) < _INF
-    counted = inside & (magnitude < _INF)
-    y = x * first * second
-    lo = tl.min(tl.where(counted, y, float("inf")), 1)
-    hi = tl.max(tl.where(counted, y, float("-inf")), 1)
+    lo = tl.min(tl.where(inside & finite, x, float("inf")), 1)
+    hi = tl.max(tl.where(inside & finite, x, float("-inf")), 1)
     none = lo > hi
     lo, hi = tl.where(none, 0.0, lo), tl.where(none, 0.0, hi)
+    amax = tl.maximum(-lo, hi).to(tl.int32, bitcast=True) & _MAGNITUDE
+    e = tl.maximum((amax >> 23) - 126, _MIN_EXPONENT)
+    huge = e > _HUGE
+    near, factor = tl.where(huge, e - 2, e), tl.where(huge, 0.25, 1.0)
+    lo, hi = lo * factor, hi * factor
     levels = tl.where(clean, TOP, TOP - 3)
     if TOP == 3:
         lo = tl.where(clean, lo, lo * 0.5 + hi * 0.5)
-    low_bits = _half_down(lo)
-    low = _half_value(low_bits)
-    width = tl.where(levels > 0, hi - low, 0.0)
-    scale_bits = _half_up(tl.div_rn(width, tl.maximum(levels, 1).to(tl.float32)))
-    scale = _half_value(scale_bits)
-    inverse = tl.where(scale > 0, tl.div_rn(1.0, tl.where(scale > 0, scale, 1.0)), 0.0)
-    return clean, levels, scale_bits, low_bits, low, inverse
+        hi = tl.where(clean, hi, lo)
+    exact = lo * power_of_two(11 - near)
+    low = exact.to(tl.int32)
+    low -= (low.to(tl.float32) > exact).to(tl.int32)  # tl.floor flushes subnormal numbers
+    width = hi - low.to(tl.float32) * power_of_two(near - 11)
+    step = tl.div_rn(width, tl.maximum(levels, 1).to(tl.float32)).to(tl.int32, bitcast=True)
+    step = ((step + 0xFFFF) >> 16) - ((near + (_BIAS - 14 - BITS)) << 7)  # 0xFFFF rounds up
+    header = tl.maximum(step, 0) | tl.where(clean, 0, _MARK)
+    return header | ((low & 0xFFF) << 12) | ((e + _BIAS) << 24), levels
 
 
 @triton.jit
@@ -210,12 +157,12 @@ def _pack(q, BITS: tl.constexpr, WORDS: tl.constexpr, ROWS: tl.constexpr, DIM: t
 # Without this, a seed of 1 becomes a constant, and one divisible by 16 compiles another kernel.
 @triton.jit(do_not_specialize=["seed_low", "seed_high"])
 def _quantize(
-    values, amax, payload, halves, words, numbers, seed_low, seed_high,
+    values, payload, words, nonfinite, numbers, seed_low, seed_high,
     first, offsets, start, stride, at, num_segments, dim,
     BITS: tl.constexpr, STOCHASTIC: tl.constexpr, WORDS: tl.constexpr, STEPS: tl.constexpr,
     VECTOR: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Write scale, low and codes of each row, and header and end of each segment.
+    """Write header and codes of each row, and the end of each segment.
 
     The names are those of reference.quantize_rows. WORDS: whether a row's codes fill words.
     """
@@ -223,13 +170,14 @@ def _quantize(
     segment, n, i, begin, live, away = rows_of_program(
         first, offsets, start, stride, num_segments, STEPS, VECTOR, WIDE, BLOCK_ROWS
     )
-    place, k = tl.load(at + segment), _exponent(tl.maximum(tl.load(amax + segment), 0))
-    near, far = factors_of(k)
-    d = tl.arange(0, BLOCK_DIM)
+    place, d = tl.load(at + segment), tl.arange(0, BLOCK_DIM)
     inside = (d < dim)[None, :]
     source = values + begin + (away[:, None] + d[None, :])
     x = tl.load(source, mask=live[:, None] & inside, other=0.0)
-    clean, levels, scale_bits, low_bits, low, inverse = _scales(x, inside, near, far, BITS)
+    header, levels = _headers(x, inside, BITS)
+    note_segment(nonfinite, tl.max((header & _MARK), 0) > 0, segment)
+    low, scale, factor = _grid(header, BITS)
+    inverse = tl.where(levels > 0, tl.div_rn(1.0, scale), 0.0)
     row = tl.arange(0, BLOCK_ROWS)
     if STOCHASTIC:
         number = (tl.load(numbers + segment) + i * dim).to(tl.uint32)
@@ -237,17 +185,14 @@ def _quantize(
         u = dither(number, seed_low.to(tl.uint32), seed_high.to(tl.uint32))
     else:
         u = 0.5
-    above = x * near * far - low[:, None]
+    above = x * tl.where(factor > 1, 0.25, 1.0)[:, None] - low[:, None]
     q = tl.minimum((above * inverse[:, None] + u).to(tl.int32), levels[:, None])
     finite = (x.to(tl.int32, bitcast=True) & _MAGNITUDE) < _INF
     q = tl.where(finite, q, tl.where(x == float("inf"), TOP - 2, tl.where(x < 0, TOP - 1, TOP)))
     codes = _pack(tl.where(inside, q, 0), BITS, WORDS, BLOCK_ROWS, BLOCK_DIM)
 
-    half = halves + place // 2
-    marked = scale_bits | tl.where(clean, 0, 0x8000)
-    tl.store(half + 4 + i + row, marked.to(tl.int16), mask=live)
-    tl.store(half + 4 + n + i + row, low_bits.to(tl.int16), mask=live)
-    width, at_codes = (dim * BITS + 7) // 8, place + 8 + 4 * n
+    tl.store(words + place // 4 + i + row, header, mask=live)
+    width, at_codes = (dim * BITS + 7) // 8, place + 4 * n
     if WORDS:
         j, width_in_words = tl.arange(0, BLOCK_DIM * BITS // 32)[None, :], dim * BITS // 32
         to = words + at_codes // 4 + i * width_in_words + ((row * width_in_words)[:, None] + j)
@@ -257,8 +202,6 @@ def _quantize(
         to = payload + at_codes + i * width + ((row * width)[:, None] + j)
         tl.store(to, codes.to(tl.uint8), mask=live[:, None] & (j < width))
     if i == 0:
-        t = tl.arange(0, 4)
-        tl.store(half + t, tl.where(t == 0, k, 0).to(tl.int16))
         store_zeros(payload, at_codes + n * width)
 
 
@@ -286,39 +229,32 @@ def _codes(
 
 @triton.jit
 def _values(
-    payload, halves, words, place, first_bad, number, n, i, live, dim,
+    payload, words, place, first_bad, number, n, i, live, dim,
     BITS: tl.constexpr, WORDS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Return the values of a tile of rows. Those of a segment with a bad exponent are anything.
+    """Return the values of a tile of rows. Those of a row with a bad exponent are anything.
 
     Args: place: where the segment begins.  number: the segment's, for `first_bad`.
         n: number of its rows.  i, live: the tile's first row, and which rows it has.
     """
     TOP: tl.constexpr = (1 << BITS) - 1
-    k = tl.load(halves + place // 2).to(tl.int32)
-    note_segment(first_bad, (k < _MIN_EXPONENT) | (k > _MAX_EXPONENT), number)
-    k = tl.minimum(tl.maximum(k, _MIN_EXPONENT), _MAX_EXPONENT)
-    row, half = tl.arange(0, BLOCK_ROWS), halves + place // 2 + 4 + i
-    marked = tl.load(half + row, mask=live, other=0).to(tl.int32)
-    scale = _half_value(marked & 0x7FFF)
-    low = _half_value(tl.load(half + n + row, mask=live, other=0).to(tl.int32))
-    at_codes = place + 8 + 4 * n
+    row = tl.arange(0, BLOCK_ROWS)
+    header = tl.load(words + place // 4 + i + row, mask=live, other=_BIAS << 24)
+    least = tl.min(header.to(tl.uint32, bitcast=True), 0)
+    note_segment(first_bad, least < (_MIN_EXPONENT + _BIAS) << 24, number)
+    at_codes = place + 4 * n
     q = _codes(payload, words, at_codes, i, row, live, dim, BITS, WORDS, BLOCK_ROWS, BLOCK_DIM)
-    near, far = factors_of(-k)
-    x = (q.to(tl.float32) * scale[:, None] + low[:, None]) * near * far
-    # The largest float32 may have been rounded up; only a damaged segment has an inf of its own.
-    sound = (scale < float("inf")) & (tl.abs(low) < float("inf"))
-    limit = tl.where((k <= _CLAMPED) & sound, _FLT_MAX, float("inf"))[:, None]
-    x = tl.maximum(x, -limit, propagate_nan=tl.PropagateNan.ALL)
-    x = tl.minimum(x, limit, propagate_nan=tl.PropagateNan.ALL)
-    special = q >= tl.where((marked & 0x8000) != 0, TOP - 2, TOP + 1)[:, None]
+    low, scale, factor = _grid(header, BITS)
+    x = (q.to(tl.float32) * scale[:, None] + low[:, None]) * factor[:, None]
+    x = tl.minimum(tl.maximum(x, -_FLT_MAX), _FLT_MAX)
+    special = q >= tl.where((header & _MARK) != 0, TOP - 2, TOP + 1)[:, None]
     rest = tl.where(q == TOP - 1, float("-inf"), float("nan"))
     return tl.where(special, tl.where(q == TOP - 2, float("inf"), rest), x)
 
 
 @triton.jit
 def _dequantize(
-    payload, halves, words, out, first_bad, first, offsets, start, stride, at, num_segments, dim,
+    payload, words, out, first_bad, first, offsets, start, stride, at, num_segments, dim,
     BITS: tl.constexpr, WORDS: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
@@ -327,7 +263,7 @@ def _dequantize(
         first, offsets, start, stride, num_segments, STEPS, VECTOR, WIDE, BLOCK_ROWS
     )
     x = _values(
-        payload, halves, words, tl.load(at + segment), first_bad, segment, n, i, live, dim,
+        payload, words, tl.load(at + segment), first_bad, segment, n, i, live, dim,
         BITS, WORDS, BLOCK_ROWS, BLOCK_DIM,
     )  # fmt: skip
     d = tl.arange(0, BLOCK_DIM)
@@ -337,7 +273,7 @@ def _dequantize(
 
 @triton.jit(do_not_specialize=["num_terms", "held_at"])
 def _dequantize_sum(
-    payload, halves, words, out, first_bad, num_terms, held_at,
+    payload, words, out, first_bad, num_terms, held_at,
     first, offsets, start, stride, at, num_segments, dim,
     BITS: tl.constexpr, WORDS: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
@@ -356,7 +292,7 @@ def _dequantize_sum(
             x = tl.load(to, mask=mask, other=0.0)
         else:
             x = _values(
-                payload, halves, words, tl.load(at + number), first_bad, number, n, i, live, dim,
+                payload, words, tl.load(at + number), first_bad, number, n, i, live, dim,
                 BITS, WORDS, BLOCK_ROWS, BLOCK_DIM,
             )  # fmt: skip
             number += num_segments

@@ -1,9 +1,11 @@
 """Row-wise quantization in plain torch: the definition, written to be read.
 
-A segment's rows x become y = x * 2^k with 2^13 <= max|y| < 2^14. Then, for each row on its own:
-    low = min y rounded down;  scale = (max y - low) / (2^bits - 1) rounded up
-    q   = floor((y - low) / scale + u),  decoded (q * scale + low) * 2^-k
-Segment bytes: FORMAT.md, "rowwise". All arithmetic is float32, one rounding an operation.
+Let 2^e be the smallest power of two above the row's largest finite magnitude, 2^-100 at least.
+    low   = the largest multiple of 2^(e - 11) that is not above any value
+    scale = (max - low) / (2^bits - 1), rounded up to a significand of 8 bits
+    q     = floor((x - low) / scale + u),  decoded q * scale + low
+Rows of 2^126 and more are divided by 4 before all this, and multiplied by 4 after it.
+Row's header, 32 bits: FORMAT.md, "rowwise". All arithmetic is float32, one rounding an operation.
 """
 
 import math
@@ -16,40 +18,62 @@ from trec_qcomm.core.segments import Encoded, Segments, aligned
 from trec_qcomm.ops.batch.rank_sum.reference import sum_of_parts
 from trec_qcomm.ops.bits import from_bytes, to_bytes
 
-HEADER_NBYTES = 8
-MIN_EXPONENT, MAX_EXPONENT = -114, 162
+MIN_EXPONENT, MAX_EXPONENT = -100, 128
+BIAS = 127  # e + BIAS is a byte of the header
+HUGE = 126  # rows of a larger e are divided by 4
+MARK = 1 << 11  # bit of a header: the row holds NaN or inf
 _FLT_MAX = torch.finfo(torch.float32).max
 
 
-def power_of_two(x: Tensor) -> int:
-    """Return k such that max|finite x| * 2^k lies in [2^13, 2^14); 0 where that maximum is 0."""
-    amax = float(torch.where(x.isfinite(), x, 0).abs().max()) if x.numel() else 0.0
-    return 0 if amax == 0 else 14 - math.frexp(amax)[1]
+def exponents(amax: Tensor) -> Tensor:
+    """Return [n] int32, e of rows whose largest finite magnitudes are amax, [n] float32."""
+    e = torch.frexp(amax)[1]  # amax = m 2^e with 1/2 <= m < 1
+    return torch.where(amax == 0, MIN_EXPONENT, e).clamp(min=MIN_EXPONENT)
 
 
-def times_power_of_two(x: Tensor, k: int) -> Tensor:
-    """Return x * 2^k in two exact steps, because 2^k itself may be no float32."""
-    first = min(max(k, -126), 126)
-    if k < 0:  # the step that may leave the normal range comes last
-        return x * 2.0 ** (k - first) * 2.0**first
-    return x * 2.0**first * 2.0 ** (k - first)
+def power_of_two(k: Tensor) -> Tensor:
+    """Return 2^k as float32; k: int32 in -126..127."""
+    return ((k + 127) << 23).view(torch.float32)
 
 
-def half_down(x: Tensor) -> Tensor:
-    """Return the largest float16 <= x, [..] float32; zeros become +0."""
-    h = x.to(torch.float16)
-    bits = h.view(torch.int16).to(torch.int32) & 0xFFFF
-    lower = torch.where(bits < 0x8000, bits - 1, bits + 1)
-    bits = torch.where(h.float() > x, lower, bits)
-    bits = torch.where(bits == 0x8000, 0, bits)
-    return bits.to(torch.int16).view(torch.float16)
+def grid(header: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what headers say of their rows.
+
+    Args:    header: [n] int32.
+    Returns: [n, 1] each: low and scale as float32, whether the row is marked, and the factor of
+             its values, 4 or 1.
+    """
+    header = header[:, None]
+    e = ((header >> 24) & 0xFF) - BIAS
+    huge = e > HUGE
+    e = torch.where(huge, e - 2, e)
+    low = ((header << 8) >> 20).float() * power_of_two(e - 11)
+    scale = ((header & (MARK - 1)) + ((e + BIAS - 14 - bits) << 7) << 16).view(torch.float32)
+    return low, scale, header & MARK != 0, torch.where(huge, 4.0, 1.0)
 
 
-def half_up(x: Tensor) -> Tensor:
-    """Return the smallest float16 >= x, [..] float32 >= 0; zeros become +0."""
-    h = x.to(torch.float16)
-    bits = (h.view(torch.int16) & 0x7FFF) + (h.float() < x).to(torch.int16)
-    return bits.view(torch.float16)
+def headers(lo: Tensor, hi: Tensor, clean: Tensor, bits: int) -> Tensor:
+    """Return [n] int32, the headers of rows.
+
+    Args: lo, hi: [n] float32, the range of each row's finite values.  clean: [n], whether a row
+        has no others. If it has, its top three codes are +inf, -inf and NaN; with 2 bits that
+        leaves one code, low, for the middle of the range.
+    """
+    e = exponents(torch.maximum(-lo, hi))
+    huge = e > HUGE
+    near = torch.where(huge, e - 2, e)
+    factor = torch.where(huge, 0.25, 1.0)
+    lo, hi = lo * factor, hi * factor
+    levels = torch.where(clean, 2**bits - 1, 2**bits - 4)
+    if bits == 2:
+        lo = torch.where(clean, lo, lo * 0.5 + hi * 0.5)
+        hi = torch.where(clean, hi, lo)
+    low = (lo * power_of_two(11 - near)).floor()
+    width = hi - low * power_of_two(near - 11)
+    scale = (width / levels.clamp(min=1)).view(torch.int32)
+    scale = ((scale + 0xFFFF) >> 16) - ((near + BIAS - 14 - bits) << 7)  # 0xFFFF rounds up
+    word = scale.clamp(min=0) | torch.where(clean, 0, MARK).to(torch.int32)
+    return word | (low.to(torch.int32) & 0xFFF) << 12 | e + BIAS << 24
 
 
 def dither(seed: int, first: int, count: int) -> Tensor:
@@ -71,51 +95,41 @@ def dither(seed: int, first: int, count: int) -> Tensor:
     return ((h ^ (h >> 16)) >> 8).to(torch.float32) * 2.0**-24
 
 
-def quantize_rows(y: Tensor, *, bits: int, u: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
+def quantize_rows(x: Tensor, *, bits: int, u: Tensor | float) -> tuple[Tensor, Tensor]:
     """Quantize each row to `bits`-bit integers with its own scale.
 
-    Args:     y: [n, D] float32, finite values within +-2^14.  u: 1/2 for nearest, or [n, D] in
-              [0, 1) for stochastic rounding.
-    Returns:  q: [n, D] uint8.  scale: [n] int16, bits of a float16, negative where the row holds
-              NaN or inf.  low: [n] float16.
-    Numerics: low is rounded down and scale up, so nothing clips. A row with NaN or inf keeps its
-              top three codes for +inf, -inf and NaN; with 2 bits that leaves one code, low.
+    Args:    x: [n, D] float32.  u: 1/2 for nearest, or [n, D] in [0, 1) for stochastic rounding.
+    Returns: q: [n, D] uint8.  header: [n] int32.
     """
-    finite = y.isfinite()
+    finite = x.isfinite()
     clean = finite.all(1)
-    lo = torch.where(finite, y, math.inf).amin(1)
-    hi = torch.where(finite, y, -math.inf).amax(1)
+    lo = torch.where(finite, x, math.inf).amin(1)
+    hi = torch.where(finite, x, -math.inf).amax(1)
     lo, hi = torch.where(lo > hi, 0, lo), torch.where(lo > hi, 0, hi)
+    header = headers(lo, hi, clean, bits)
+    low, scale, _, factor = grid(header, bits)
+    above = torch.where(finite, x / factor - low, 0)
     top = 2**bits - 1
-    levels = torch.where(clean, top, top - 3)
-    if top == 3:  # one code is left: the middle is nearest to all
-        lo = torch.where(clean, lo, lo * 0.5 + hi * 0.5)
-    low = half_down(lo)
-    width = torch.where(levels > 0, hi - low.float(), 0)
-    scale = half_up(width / levels.clamp(min=1))
-    inverse = torch.where(scale > 0, 1 / scale.float(), 0)
-    above = torch.where(finite, y - low.float()[:, None], 0)
-    q = (above * inverse[:, None] + u).to(torch.int32)
-    q = torch.minimum(q, levels[:, None].to(torch.int32))
-    q = torch.where(y == math.inf, top - 2, q)
-    q = torch.where(y == -math.inf, top - 1, q)
-    q = torch.where(y.isnan(), top, q)
-    marked = scale.view(torch.int16) | torch.where(clean, 0, -0x8000).to(torch.int16)
-    return q.to(torch.uint8), marked, low
+    levels = torch.where(clean, top, top - 3)[:, None].to(torch.int32)
+    q = (above * torch.where(levels > 0, 1 / scale, 0) + u).to(torch.int32)
+    q = torch.minimum(q, levels)
+    q = torch.where(x == math.inf, top - 2, q)
+    q = torch.where(x == -math.inf, top - 1, q)
+    q = torch.where(x.isnan(), top, q)
+    return q.to(torch.uint8), header
 
 
-def dequantize_rows(q: Tensor, scale: Tensor, low: Tensor, *, bits: int) -> Tensor:
+def dequantize_rows(q: Tensor, header: Tensor, *, bits: int) -> Tensor:
     """Return [n, D] float32, the values of codes: the inverse of `quantize_rows`.
 
-    Args: q: [n, D] uint8.  scale: [n] int16.  low: [n] float16.
+    Args: q: [n, D] uint8.  header: [n] int32.
     """
-    step = (scale & 0x7FFF).view(torch.float16).float()
-    y = q.float() * step[:, None] + low.float()[:, None]
+    low, scale, marked, factor = grid(header, bits)
+    x = ((q.float() * scale + low) * factor).clamp(-_FLT_MAX, _FLT_MAX)
     top = 2**bits - 1
-    dirty = (scale < 0)[:, None]
     for code, value in ((top - 2, math.inf), (top - 1, -math.inf), (top, math.nan)):
-        y = torch.where(dirty & (q == code), value, y)
-    return y
+        x = torch.where(marked & (q == code), value, x)
+    return x
 
 
 def encode(
@@ -138,15 +152,12 @@ def encode(
         x = segments.block(values, s).float().contiguous()
         if nonfinite < 0 and not bool(x.isfinite().all()):
             nonfinite = s
-        k = power_of_two(x)
         u: Tensor | float = 0.5
         if stochastic:
             first = int(segments.first_numbers[s])
             u = dither(seed, first, x.numel()).view(x.shape)
-        q, scale, low = quantize_rows(times_power_of_two(x, k), bits=bits, u=u)
-        header = torch.tensor([k, 0, 0, 0], dtype=torch.int16)
-        parts = [header, scale, low.view(torch.int16), to_bytes(q, bits)]
-        data = torch.cat([part.reshape(-1).view(torch.uint8) for part in parts])
+        q, header = quantize_rows(x, bits=bits, u=u)
+        data = torch.cat([header.view(torch.uint8), to_bytes(q, bits).flatten()])
         end = int(at[s]) + int(aligned(torch.tensor(data.numel())))
         payload[int(at[s]) : end] = 0
         payload[int(at[s]) : int(at[s]) + data.numel()] = data
@@ -159,18 +170,12 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> i
         rows = segments.block(out, s)
         num_rows, dim = rows.shape
         data = encoded.payload[int(encoded.at[s]) :].clone()
-        k = int(data[:2].view(torch.int16))
-        if not MIN_EXPONENT <= k <= MAX_EXPONENT:
+        header = data[: 4 * num_rows].view(torch.int32)
+        if bool(((header >> 24 & 0xFF) < MIN_EXPONENT + BIAS).any()):
             return s
-        codes = HEADER_NBYTES + 4 * num_rows
-        scale, low = data[HEADER_NBYTES:codes].view(torch.int16).view(2, num_rows)
         width = -(-dim * bits // 8)
-        packed = data[codes : codes + num_rows * width].view(num_rows, width)
-        q = from_bytes(packed, bits, dim).to(torch.uint8)
-        y = dequantize_rows(q, scale, low.view(torch.float16), bits=bits)
-        x = times_power_of_two(y, -k)
-        overflow = x.isinf() & y.isfinite()  # the largest float32 rounded up
-        x = torch.where(overflow, x.sign() * _FLT_MAX, x)
+        packed = data[4 * num_rows :][: num_rows * width].view(num_rows, width)
+        x = dequantize_rows(from_bytes(packed, bits, dim).to(torch.uint8), header, bits=bits)
         largest = torch.finfo(rows.dtype).max
         rows.copy_(torch.where(x.isfinite(), x.clamp(-largest, largest), x))
     return -1

@@ -71,11 +71,11 @@ def finite_range(values, start, stride, dim, num_values):
     """Return (lowest, highest) finite value of a segment, float32; (inf, -inf) if none is."""
     lo, hi, words = _KEY_INF, _KEY_NEG_INF, values.view(np.int32)
     if stride == dim:
-        lo, hi = key_range(words[start : start + num_values])
+        lo, hi = key_range(words, np.uint64(start), num_values)
     else:
         for row in range(num_values // dim):
             begin = start + row * stride
-            row_lo, row_hi = key_range(words[begin : begin + dim])
+            row_lo, row_hi = key_range(words, np.uint64(begin), dim)
             lo, hi = min(lo, row_lo), max(hi, row_hi)
     if lo <= _KEY_NEG_INF or hi >= _KEY_INF:
         return _finite_range_by_value(values, start, stride, dim, num_values)
