@@ -29,6 +29,8 @@ JUDGED = {
     **_lines("best", "null", "beside `best`: "),
     "`best`": ("best/best", "served/best"),
     "`unique_int4`": ("best/unique_int4", "served/unique_int4"),
+    **_lines("presets", "null", "beside `float8`: "),
+    **_lines("presets", "float8"),
     **_lines("dense", "dense_float6"),
     "`dense_int8`": ("dense/two_shot_int8_stochastic",),
     "`fast`, dense with 8 bits, stochastic": ("dense/best_dense_int8_stochastic",),
