@@ -32,6 +32,7 @@ from trec_qcomm.ops.batch.packed_ids.reference import MAX_RUNS
 from trec_qcomm.ops.device import download, launch, no_segment, upload, words
 
 _BLOCK = 1024  # ids, lengths or bytes of a block
+_WARPS = 2  # each works out anew what the lanes of a block have in common
 _BLOCKS = 128  # blocks of a segment whose sums a program adds up at once
 _SEGMENTS = 128  # segments of a message that a program lays out at once
 
@@ -73,7 +74,8 @@ def encode(
         [2 * num_segments, num_segments]
     )
     launch(
-        measure, blocks, *batch, plans, starts, measures, num_segments, len(lengths), BLOCK=_BLOCK
+        measure, blocks, *batch, plans, starts, measures, num_segments, len(lengths),
+        BLOCK=_BLOCK, num_warps=_WARPS,
     )  # fmt: skip
     launch(
         plan, num_segments, *batch, plans, starts, runs, measures, sizes, num_segments,
@@ -94,7 +96,7 @@ def encode(
     launch(
         write, blocks, *batch, plans, runs, measures, head_at, message_of, nbytes.cumsum(0), nbytes,
         words(payload, torch.int32), num_segments, len(lengths), STATES_BAGS=states_bags,
-        BLOCK=_BLOCK,
+        BLOCK=_BLOCK, num_warps=_WARPS,
     )  # fmt: skip
     return payload, on_host, ids_on_host, False, total
 
@@ -151,7 +153,7 @@ def decode(
     )  # fmt: skip
     launch(
         read, blocks[1], all_words, plans, heads_end, first_id, gap_sums, ones, ids, flag, total,
-        num_segments, len(all_words), BLOCK=_BLOCK, BLOCKS=_BLOCKS,
+        num_segments, len(all_words), BLOCK=_BLOCK, BLOCKS=_BLOCKS, num_warps=_WARPS,
     )  # fmt: skip
     return ids, lengths, counts[:2], int(download(flag))
 
