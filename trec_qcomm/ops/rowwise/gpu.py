@@ -114,18 +114,24 @@ def _grid(header, BITS: tl.constexpr):
 
 @triton.jit
 def _headers(x, inside, BITS: tl.constexpr):
-    """Return the header of each row of a tile, as reference.headers does, and its number of levels.
+    """Return what encodes a tile of rows, as reference.headers does.
 
     Args: inside: which columns exist. Those that do not hold 0.
+    Returns: of each row: header, low, scale, factor of values to be encoded, number of levels. And
+        whether all rows are finite.
     """
     TOP: tl.constexpr = (1 << BITS) - 1
     magnitude = x.to(tl.int32, bitcast=True) & _MAGNITUDE
-    finite = magnitude < _INF
     clean = tl.max(magnitude, 1) < _INF
-    lo = tl.min(tl.where(inside & finite, x, float("inf")), 1)
-    hi = tl.max(tl.where(inside & finite, x, float("-inf")), 1)
-    none = lo > hi
-    lo, hi = tl.where(none, 0.0, lo), tl.where(none, 0.0, hi)
+    all_clean = tl.min(clean.to(tl.int32), 0) > 0
+    lo = tl.min(tl.where(inside, x, float("inf")), 1)
+    hi = tl.max(tl.where(inside, x, float("-inf")), 1)
+    if not all_clean:
+        counted = inside & (magnitude < _INF)
+        lo = tl.min(tl.where(counted, x, float("inf")), 1)
+        hi = tl.max(tl.where(counted, x, float("-inf")), 1)
+        none = lo > hi
+        lo, hi = tl.where(none, 0.0, lo), tl.where(none, 0.0, hi)
     amax = tl.maximum(-lo, hi).to(tl.int32, bitcast=True) & _MAGNITUDE
     e = tl.maximum((amax >> 23) - 126, _MIN_EXPONENT)
     huge = e > _HUGE
@@ -136,13 +142,15 @@ def _headers(x, inside, BITS: tl.constexpr):
         lo = tl.where(clean, lo, lo * 0.5 + hi * 0.5)
         hi = tl.where(clean, hi, lo)
     exact = lo * power_of_two(11 - near)
-    low = exact.to(tl.int32)
-    low -= (low.to(tl.float32) > exact).to(tl.int32)  # tl.floor flushes subnormal numbers
-    width = hi - low.to(tl.float32) * power_of_two(near - 11)
-    step = tl.div_rn(width, tl.maximum(levels, 1).to(tl.float32)).to(tl.int32, bitcast=True)
-    step = ((step + 0xFFFF) >> 16) - ((near + (_BIAS - 14 - BITS)) << 7)  # 0xFFFF rounds up
-    header = tl.maximum(step, 0) | tl.where(clean, 0, _MARK)
-    return header | ((low & 0xFFF) << 12) | ((e + _BIAS) << 24), levels
+    number = exact.to(tl.int32)
+    number -= (number.to(tl.float32) > exact).to(tl.int32)  # tl.floor flushes subnormal numbers
+    low = number.to(tl.float32) * power_of_two(near - 11)
+    step = tl.div_rn(hi - low, tl.maximum(levels, 1).to(tl.float32)).to(tl.int32, bitcast=True)
+    least = (near + (_BIAS - 14 - BITS)) << 7
+    step = tl.maximum((step + 0xFFFF) >> 16, least)  # 0xFFFF rounds up
+    scale = (step << 16).to(tl.float32, bitcast=True)
+    header = (step - least) | tl.where(clean, 0, _MARK) | ((number & 0xFFF) << 12)
+    return header | ((e + _BIAS) << 24), low, scale, factor, levels, all_clean
 
 
 @triton.jit
@@ -174,9 +182,8 @@ def _quantize(
     inside = (d < dim)[None, :]
     source = values + begin + (away[:, None] + d[None, :])
     x = tl.load(source, mask=live[:, None] & inside, other=0.0)
-    header, levels = _headers(x, inside, BITS)
-    note_segment(nonfinite, tl.max((header & _MARK), 0) > 0, segment)
-    low, scale, factor = _grid(header, BITS)
+    header, low, scale, factor, levels, all_clean = _headers(x, inside, BITS)
+    note_segment(nonfinite, not all_clean, segment)
     inverse = tl.where(levels > 0, tl.div_rn(1.0, scale), 0.0)
     row = tl.arange(0, BLOCK_ROWS)
     if STOCHASTIC:
@@ -185,10 +192,12 @@ def _quantize(
         u = dither(number, seed_low.to(tl.uint32), seed_high.to(tl.uint32))
     else:
         u = 0.5
-    above = x * tl.where(factor > 1, 0.25, 1.0)[:, None] - low[:, None]
+    above = x * factor[:, None] - low[:, None]
     q = tl.minimum((above * inverse[:, None] + u).to(tl.int32), levels[:, None])
-    finite = (x.to(tl.int32, bitcast=True) & _MAGNITUDE) < _INF
-    q = tl.where(finite, q, tl.where(x == float("inf"), TOP - 2, tl.where(x < 0, TOP - 1, TOP)))
+    if not all_clean:
+        finite = (x.to(tl.int32, bitcast=True) & _MAGNITUDE) < _INF
+        rest = tl.where(x < 0, TOP - 1, TOP)
+        q = tl.where(finite, q, tl.where(x == float("inf"), TOP - 2, rest))
     codes = _pack(tl.where(inside, q, 0), BITS, WORDS, BLOCK_ROWS, BLOCK_DIM)
 
     tl.store(words + place // 4 + i + row, header, mask=live)
