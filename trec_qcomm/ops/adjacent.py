@@ -30,11 +30,10 @@ def group_end(first, offsets, start, stride, dim):
 
 @inner
 def largest_group(offsets, start, stride, dim):
-    """Return the most segments of any group, and the most rows over all segments of any group."""
-    most_segments, most_rows, first = 0, 0, 0
+    """Return the most segments of any group."""
+    most_segments, first = 0, 0
     while first < start.size:
         end = group_end(first, offsets, start, stride, dim)
         most_segments = max(most_segments, end - first)
-        most_rows = max(most_rows, offsets[end] - offsets[first])
         first = end
-    return most_segments, most_rows
+    return most_segments

@@ -50,23 +50,6 @@ def half_value(h):
 
 
 @inner(forceinline=True)
-def half_bits_down(x):
-    """Return the bits of the largest binary16 <= x; x: finite, |x| < 65504. Zeros become +0."""
-    h = np.int32(half_bits(x))
-    if half_value(np.uint16(h)) > x:
-        # One step towards -inf: magnitudes shrink when positive and grow when negative.
-        h = h - 1 if h < 0x8000 else h + 1
-    return np.uint16(0 if h == 0x8000 else h)
-
-
-@inner(forceinline=True)
-def half_bits_up(x):
-    """Return the bits of the smallest binary16 >= x; x: in [0, 65504). Zeros become +0."""
-    h = np.int32(half_bits(x)) & 0x7FFF
-    return np.uint16(h + 1 if half_value(np.uint16(h)) < x else h)
-
-
-@inner(forceinline=True)
 def bfloat_value(b):
     """Return the float32 that uint16 bits of bfloat16 mean; exact."""
     return np.uint32(np.uint32(b) << np.uint32(16)).view(np.float32)

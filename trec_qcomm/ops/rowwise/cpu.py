@@ -221,7 +221,7 @@ def _encode(
     Args: numbers: [S], the number of each segment's first value, for the dither.
         flushed: [S] int64, zeros, which become the number of flushed values.
     """
-    most_segments, _ = largest_group(offsets, start, stride, dim)
+    most_segments = largest_group(offsets, start, stride, dim)
     most_rows = max(_ROWS, most_segments)
     lows, highs = np.empty(most_rows, np.float32), np.empty(most_rows, np.float32)
     headers, finite = np.empty(most_rows, np.int32), np.empty(most_rows, np.bool_)

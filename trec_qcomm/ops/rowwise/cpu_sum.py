@@ -70,7 +70,7 @@ def decode_sum(payload, at, offsets, start, stride, dim, out, bits, held_at):
         for s in range(num_segments):
             if is_damaged(heads, at[p, s], offsets[s + 1] - offsets[s]):
                 return p * num_segments + s
-    most_segments, _ = largest_group(offsets, start, stride, dim)
+    most_segments = largest_group(offsets, start, stride, dim)
     q, x = np.empty(dim + 4, np.uint8), np.empty(dim, np.float32)
     held = np.empty(max(_STRETCH, most_segments * dim) if held_at > 0 else 0, np.float32)
     begin = 0

@@ -18,7 +18,7 @@ from trec_qcomm.core.segments import Encoded, Segments, aligned
 from trec_qcomm.ops.batch.rank_sum.reference import sum_of_parts
 from trec_qcomm.ops.bits import from_bytes, to_bytes
 
-MIN_EXPONENT, MAX_EXPONENT = -100, 128
+MIN_EXPONENT = -100
 BIAS = 127  # e + BIAS is a byte of the header
 HUGE = 126  # rows of a larger e are divided by 4
 MARK = 1 << 11  # bit of a header: the row holds NaN or inf
