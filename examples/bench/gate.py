@@ -24,13 +24,12 @@ def _lines(file: str, names: str, where: str = "") -> dict[str, tuple[str, ...]]
 # A line -> its records, FILE/CONFIGURATION of examples/criteo/results. Some configurations had
 # other names when they were trained. A line begins with its setting where that is not the gate's.
 JUDGED = {
-    **_lines("dense", "null int8 int4 mixed_tables bf16 fp16_bf16"),
-    "`fast`": ("dense/best_dense_float6", "served/fast"),
+    **_lines("presets", "null int8 int4 float8 fast"),
+    **_lines("dense", "null", "beside the next: "),
+    **_lines("dense", "mixed_tables bf16 fp16_bf16"),
     **_lines("best", "null", "beside `best`: "),
     "`best`": ("best/best", "served/best"),
     "`unique_int4`": ("best/unique_int4", "served/unique_int4"),
-    **_lines("presets", "null", "beside `float8`: "),
-    **_lines("presets", "float8"),
     **_lines("dense", "dense_float6"),
     "`dense_int8`": ("dense/two_shot_int8_stochastic",),
     "`fast`, dense with 8 bits, stochastic": ("dense/best_dense_int8_stochastic",),
