@@ -104,7 +104,7 @@ class Segments:
         num_rows = offsets[1:] - offsets[:-1]
         if offsets[0] != 0 or num_rows.min(initial=0) < 0:
             raise ValueError("Segments.offsets: must start at 0 and not decrease")
-        if start.min(initial=0) < 0 or stride.min(initial=0) < 0:
+        if (start | stride).min(initial=0) < 0:
             raise ValueError("Segments: start and stride must be >= 0")
         if ((stride < self.dim) & (num_rows > 1)).any():
             raise ValueError(f"Segments.stride: rows of {self.dim} values would overlap")

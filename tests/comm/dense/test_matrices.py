@@ -8,7 +8,7 @@ import torch
 from tests.comm.dense.test_low_rank import FORMS, gradients, ranks, reduced, residual_sum, shapes
 from tests.ops.fake_gpu import fake_gpu
 from trec_qcomm import Identity
-from trec_qcomm.comm.dense.low_rank.matrices import orthonormal_rows
+from trec_qcomm.comm.dense.low_rank.matrices import Matrix, MatrixShape, orthonormal_rows
 from trec_qcomm.core.checks import DeferredChecks, deferring
 
 _mm = torch.mm
@@ -36,6 +36,18 @@ def test_rows_that_are_sums_of_others_leave_a_basis_and_nan_is_everywhere():
     for value in (torch.nan, torch.inf):
         given[5, 7] = value
         assert bool(orthonormal_rows(given).isnan().all())
+
+
+def test_a_residual_waits_for_a_gradient_that_is_not_all_zeros():
+    matrix = Matrix(MatrixShape("a", 24, 40, rank=4, block=64, coding=0), seed=0)
+    matrix.load(torch.ones(24 * 40), None)
+    unused = torch.zeros(24, 40)
+    assert not matrix.begin(unused).any()
+    for row, column in ((0, 0), (0, 1), (23, 39)):  # among them values that are no samples
+        one = torch.zeros(24, 40)
+        one[row, column] = 1.0
+        assert matrix.begin(one).any()
+        assert float(one.sum()) == 24 * 40 + 1
 
 
 def of_tensor_cores(left, right, **options):

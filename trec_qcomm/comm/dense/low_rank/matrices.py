@@ -25,7 +25,7 @@ from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION
 from trec_qcomm.wire import frame
 
-_FIRST = 64  # values of a gradient among which one that is not zero is looked for first
+_SAMPLES = 64  # values of a gradient among which one that is not zero is looked for first
 _WHOLE = ("none", "ieee")  # settings of torch with which float32 is not rounded
 # End the names of what is sent.
 LEFT, RIGHT = " (left factor)", " (right factor)"
@@ -121,7 +121,8 @@ class Matrix:
             self._is_used = gradient.any()  # true of NaN, too
             gradient.addcmul_(self.residual, self._is_used.float())
         else:
-            self._is_used = gradient.view(-1)[:_FIRST].any() or gradient.any()
+            apart = gradient.numel() // _SAMPLES | 1  # odd, for values of all rows and columns
+            self._is_used = gradient.view(-1)[::apart].any() or gradient.any()
             if self._is_used:
                 gradient += self.residual
         return torch.mm(self.right, gradient.T)

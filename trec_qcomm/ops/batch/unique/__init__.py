@@ -247,7 +247,7 @@ def _check_blocks(rows: Tensor, blocks: BagBlocks, inverse: Tensor, matrix: Tens
     vectors = arrays(*blocks.vectors)
     start, num_rows, dim, column, group = vectors
     if len(start) and (
-        min(vector.min() for vector in vectors) < 0
+        (start | num_rows | dim | column | group).min() < 0  # a sign in any of them
         or (start + num_rows * dim).max() > rows.numel()
         or (column + dim).max() > matrix.shape[1]
         or group.max() >= inverse.shape[0]
