@@ -2,9 +2,9 @@
 
 Whole candidates are timed first. Those that are nearly as fast as the fastest are timed once more.
 Then each part of the fastest is set as in another candidate, one part after the other, and settings
-that save time stay. If several settings take equal time, the part gets the finest. If exact
-TorchRec is nearly as fast as the result, both are timed again, without the earlier times, which
-chance may have favoured.
+that save time stay. If several settings take equal time, the part gets the finest. Unless exact
+TorchRec is far slower than the result, both are timed again at last, without the earlier times:
+chance may have favoured them, and a training's first steps are slow.
 
 Knows: choices, seconds. Does not know: sessions, clocks, process groups.
 """
@@ -19,6 +19,7 @@ from trec_qcomm.ext.auto.choice import PARTS, Choice
 Search = Generator[Choice, Sequence[float], "Tuned"]
 
 _CONTENDER = 1.3  # times the seconds of the fastest candidate: parts of slower ones are not tried
+_FAR = 2.0  # times the seconds of the result, above which exact TorchRec is not timed again
 _CLOSE = 0.1  # two medians that differ less are measured once more
 _GAIN = 0.02  # least gain for which a part is set more coarsely
 _TIE = 0.01  # largest loss for which a part is set finer
@@ -80,7 +81,7 @@ def search(candidates: Sequence[Choice], options: Mapping[str, Sequence[str]]) -
             best = candidate
     for part in PARTS:
         best = yield from _search_part(part, best, contenders, options[part], times)
-    if best != exact and exact in contenders:
+    if best != exact and times.typical(exact) <= _FAR * times.typical(best):
         fresh = _Times()
         yield from fresh.measure(exact, best, best, exact)
         best = best if fresh.pays(best, exact, is_finer=False) else exact
