@@ -173,6 +173,10 @@ class DryRun(TorchDispatchMode):
         work = self.collective("all-to-all", [given], [out])
         return work if async_op else work.wait()
 
+    def all_gather(self, out: Tensor, given: Tensor, **_options: object) -> "Work":
+        _check_alignment(torch.split(out, len(given)))
+        return self.collective("all-gather", [given], [out])
+
     def batch(self, operations: list["PointToPoint"]) -> list["Work"]:
         sent, received = ([o.tensor for o in operations if o.kind == k] for k in ("send", "recv"))
         _check_alignment([*sent, *received])
@@ -259,6 +263,7 @@ def dry_run(kind: type[R] = DryRun) -> Iterator[R]:
         mock.patch.object(torch, "tensor", _from_numbers(torch.tensor)),
         mock.patch.object(torch, "as_tensor", _from_numbers(torch.as_tensor)),
         mock.patch.object(dist, "all_to_all_single", run.all_to_all),
+        mock.patch.object(dist, "all_gather_into_tensor", run.all_gather),
         mock.patch.object(dist, "batch_isend_irecv", run.batch),
         mock.patch.object(dist, "all_reduce", run.all_reduce),
         mock.patch.object(dist, "P2POp", PointToPoint),
