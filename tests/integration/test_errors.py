@@ -260,7 +260,10 @@ def messages():
         ("bf16 on CPU", ["'tw_first': output_dtype bf16", "allowed on a CPU: fp32, fp16"]),
         (
             "codec of fp32",
-            ["backward: ErrorBounded", "torch.float16 rows: cast, identity, rowwise"],
+            [
+                "backward: ErrorBounded",
+                "torch.float16 rows: cast, float6, float8, identity, rowwise",
+            ],
         ),
         ("mixed rows", ["rows of table 'a' are torch.float16 and those of 'b' torch.float32"]),
         ("merged fp16", ["unique_bags: true for table", "torch.float16", "false, auto"]),

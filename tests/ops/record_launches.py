@@ -13,7 +13,8 @@ import torch
 from tests.ops.interpreter import fast_interpreter
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Float8, Identity, Rowwise
 from trec_qcomm.core.codec import SummingCodec
-from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
+from trec_qcomm.core.registry import codecs_of_16_bit_rows
+from trec_qcomm.core.segments import VALUE_DTYPES, Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ext.dct.masks import Masks
 from trec_qcomm.ops.batch import packed_ids
 from trec_qcomm.ops.batch.rank_sum import rank_sum
@@ -62,6 +63,8 @@ def record_launches(dims: dict[Any, tuple[int, ...]] | None = None, first: int =
         for codec, several in (dims or USUAL_DIMS).items():
             for dim in several:
                 encode_and_decode(codec, dim, first)
+                for dtype in VALUE_DTYPES[1:] if codec.name in codecs_of_16_bit_rows() else ():
+                    encode_and_decode(codec.for_values(dtype), dim, first, dtype)
         launch_other_ops()
     return list(launches.values())
 
@@ -103,26 +106,27 @@ def with_64_bit_sizes(launch: dict) -> dict:
     return launch | {"types": launch["types"] | wide, "constants": constants, "options": options}
 
 
-def encode_and_decode(codec, dim: int, first: int = 0) -> None:
+def encode_and_decode(codec, dim: int, first: int = 0, dtype=torch.float32) -> None:
     """Encode and decode rows. Args: first: number of the first value in its memory."""
     num_rows = torch.tensor([3, 0, 2, 1])
     offsets = exclusive_cumsum(num_rows)
     masks = Masks.of_all_columns(num_rows, torch.full_like(num_rows, dim))
     stride = torch.full_like(num_rows, dim)
     segments = Segments(offsets, dim, offsets[:-1] * dim, stride, notes=masks)
-    values, out = (torch.randn(first + 6 * dim)[first:].view(6, dim) for _ in range(2))
+    values, out = (torch.randn(first + 6 * dim)[first:].view(6, dim).to(dtype) for _ in range(2))
     most = codec.max_nbytes(segments)
     payload = torch.zeros(int(most.sum()), dtype=torch.uint8)
     encoded = codec.encode(values, segments, payload, exclusive_cumsum(most)[:-1], seed=1)
     codec.decode(encoded, segments, out)
-    if isinstance(codec, SummingCodec):
+    if isinstance(codec, SummingCodec) and dtype == torch.float32:
         twice = Encoded(payload, encoded.at.repeat(2), encoded.nbytes.repeat(2))
         codec.decode_sum(twice, segments, out)
 
 
 def launch_other_ops() -> None:
     """Run what no codec runs: sums, distinct bags, chosen rows, frames."""
-    rank_sum(torch.randn(3, 40), torch.empty(40))
+    for dtype in VALUE_DTYPES:
+        rank_sum(torch.randn(3, 40).to(dtype), torch.empty(40, dtype=dtype))
     ids, lengths = torch.arange(8) % 3, torch.ones(8, dtype=torch.int64)
     groups = torch.tensor([4, 4]), torch.ones(2, dtype=torch.float64)
     for values, sizes, weights in (
@@ -142,9 +146,10 @@ def launch_other_ops() -> None:
         first, four = torch.tensor([0, 4]), torch.tensor([4, 4])
         places = four, torch.tensor([0, dim]), torch.tensor([2 * dim, 2 * dim]), dims
         rows = choose(torch.ones(8, dtype=torch.bool), first, *places)
-        out = torch.empty(rows.num_values)
-        take(matrix, rows, out)
-        add(out, rows, matrix)
+        for dtype in VALUE_DTYPES:
+            whole, out = matrix.to(dtype), torch.empty(rows.num_values, dtype=dtype)
+            take(whole, rows, out)
+            add(out, rows, whole)
     launch_frames()
     launch_packed_ids()
 

@@ -1,4 +1,4 @@
-"""Rows of float16 and bfloat16: cast, identity, places and sums without a float32 copy; rowwise."""
+"""Rows of float16 and bfloat16: cast and identity without a float32 copy; others; sums; places."""
 
 from dataclasses import replace
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.ops.backends import on
-from trec_qcomm.codecs import Cast, Identity, Rowwise
+from tests.ops.backends import BACKENDS, assert_equal, device_of, on
+from trec_qcomm.codecs import Cast, Float6, Float8, Identity, Rowwise
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops.batch import rows
 from trec_qcomm.ops.batch.rank_sum import rank_sum
@@ -15,7 +15,7 @@ from trec_qcomm.ops.dispatch import default_backend
 
 HALF, BFLOAT = torch.float16, torch.bfloat16
 DTYPES = (HALF, BFLOAT)
-ROWWISE = (Rowwise(8), Rowwise(4, "stochastic"), Rowwise(2))
+BY_ROW = (Rowwise(8), Rowwise(4, "stochastic"), Rowwise(2), Float6(), Float8("e5m2"))
 CODECS = (Identity(), Cast("fp16"), Cast("bf16"))
 
 
@@ -40,7 +40,7 @@ def every_value(dtype):
 
 def encode(codec, values, segments):
     at = exclusive_cumsum(codec.max_nbytes(segments))
-    payload = torch.full((int(at[-1]),), 0xAA, dtype=torch.uint8)
+    payload = torch.full((int(at[-1]),), 0xAA, dtype=torch.uint8, device=values.device)
     return codec.encode(values, segments, payload, at[:-1])
 
 
@@ -48,6 +48,7 @@ def bits(values):
     return values.view(torch.int16)
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("codec", CODECS)
 def test_backends_agree_on_every_value(codec, dtype):
@@ -57,14 +58,14 @@ def test_backends_agree_on_every_value(codec, dtype):
         torch.tensor([64, 64, 32, 32]),
     )  # fmt: skip
     outs, payloads = [], []
-    for backend in ("reference", "cpu"):
+    for backend in BACKENDS:
         with default_backend(backend):
-            encoded = encode(codec, values, segments)
+            encoded = encode(codec, values.to(device_of(backend)), segments)
             payloads.append(encoded.payload)
-            outs.append(torch.zeros_like(values))
+            outs.append(torch.zeros_like(values, device=device_of(backend)))
             codec.decode(encoded, segments, outs[-1])
-    assert torch.equal(*payloads)
-    assert torch.equal(bits(outs[0]), bits(outs[1]))
+    assert_equal(payloads)
+    assert_equal(map(bits, outs))
     for s in range(3):
         block, out = (segments.block(tensor, s) for tensor in (values, outs[1]))
         if codec.name == "identity" or dtype == {"fp16": HALF, "bf16": BFLOAT}[codec.dtype]:
@@ -86,9 +87,10 @@ def test_message_has_the_bytes_of_the_cast_of_float32_rows():
             assert same.wire_id == codec.wire_id
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("codec", ROWWISE)
-def test_rowwise_has_the_bytes_and_the_rounded_values_of_float32_rows(codec, dtype):
+@pytest.mark.parametrize("codec", BY_ROW)
+def test_messages_have_the_bytes_and_the_rounded_values_of_float32_rows(codec, dtype):
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(40, 7, generator=generator).to(dtype)
     values[3], values[4, 2], values[5, 1:3], values[6] = 0, torch.nan, torch.inf, -3
@@ -101,16 +103,17 @@ def test_rowwise_has_the_bytes_and_the_rounded_values_of_float32_rows(codec, dty
     codec.decode(whole, segments, expected)
     largest = torch.finfo(dtype).max
     expected = torch.where(expected.isfinite(), expected.clamp(-largest, largest), expected)
-    for backend in ("cpu", "reference"):
-        out = torch.empty_like(values)
+    for backend in BACKENDS:
+        out = torch.empty_like(values, device=device_of(backend))
         with default_backend(backend):
-            encoded = encode(codec, values, segments)
+            encoded = encode(codec, values.to(out.device), segments)
             codec.decode(encoded, segments, out)
-        assert torch.equal(encoded.payload, whole.payload)
-        assert torch.equal(out.isnan(), expected.isnan())
-        assert torch.equal(out.nan_to_num(0, 1, 2), expected.to(dtype).nan_to_num(0, 1, 2))
-    with pytest.raises(ValueError, match="NaN or inf"):
-        encode(replace(codec, nonfinite="raise"), values, segments)
+        assert torch.equal(encoded.payload.cpu(), whole.payload)
+        assert torch.equal(out.cpu().isnan(), expected.isnan())
+        assert torch.equal(out.cpu().nan_to_num(0, 1, 2), expected.to(dtype).nan_to_num(0, 1, 2))
+    if isinstance(codec, Rowwise):
+        with pytest.raises(ValueError, match="NaN or inf"):
+            encode(replace(codec, nonfinite="raise"), values, segments)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -169,14 +172,19 @@ def test_rows_are_taken_and_added_in_their_dtype(dtype):
         rows.add(packed.float(), chosen, values)
 
 
+@pytest.mark.triton
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_parts_are_added_with_one_rounding_an_addition(dtype):
+def test_parts_are_added_with_one_rounding_an_addition(dtype, backend):
     quarter = torch.finfo(dtype).eps / 4  # too small to change 1, unless three come at once
     parts = torch.tensor([[1.0], [quarter], [quarter], [quarter]], dtype=dtype)
-    out = torch.empty(1, dtype=dtype)
-    rank_sum(parts, out)
+    parts = torch.cat([parts, torch.randn(4, 6).to(dtype), torch.full((4, 1), torch.nan)], 1)
+    parts = parts.to(dtype).to(device_of(backend))
+    out = torch.empty_like(parts[0])
+    on(backend, rank_sum, parts, out)
     expected = parts[0]
     for part in parts[1:]:
         expected = expected + part
-    assert torch.equal(out, expected)
-    assert not torch.equal(out, parts.float().sum(0).to(dtype))
+    assert torch.equal(out[:7], expected[:7])
+    assert out[7:].isnan().all()
+    assert not torch.equal(out[:1], parts[:, :1].float().sum(0).to(dtype))

@@ -21,26 +21,27 @@ def groups_of(sizes, dims, generator):
     return [t[order] for t in tensors], int(extent.sum()) + 8
 
 
-def check_all(chosen, groups, size, generator):
+def check_all(chosen, groups, size, generator, dtype=torch.float32):
     """Check `choose`, `take` and `add` on integers, whose sums are exact; return the reference's
     rows."""
     rows, packed, sums = [], [], []
-    values = torch.randint(-9, 9, (size,), generator=generator).float()
+    values = torch.randint(-9, 9, (size,), generator=generator).to(dtype)
     for backend in BACKENDS:
         rows.append(on(backend, choose, chosen.to(device_of(backend)), *groups))
-        out = torch.full((rows[-1].num_values,), 7.0, device=device_of(backend))
+        out = values.new_full((rows[-1].num_values,), 7.0, device=device_of(backend))
         on(backend, take, values.to(out.device), rows[-1], out)
         packed.append(out)
     assert_equal(chosen_rows.counts for chosen_rows in rows)
     assert_equal(chosen_rows.position for chosen_rows in rows)
     assert_equal(packed)
-    other = torch.randint(-9, 9, packed[0].shape, generator=generator).float()
+    other = torch.randint(-9, 9, packed[0].shape, generator=generator).to(dtype)
     for chosen_rows, backend in zip(rows, BACKENDS, strict=True):
-        out = torch.ones(size, device=device_of(backend))
+        out = values.new_ones(size, device=device_of(backend))
         on(backend, add, other.to(out.device), chosen_rows, out)
         sums.append(out)
     assert_equal(sums)
-    assert (packed[0] * other).sum() == (values * (sums[0] - 1)).sum()
+    terms = (packed[0] * other).sum(dtype=torch.float64), values * (sums[0] - 1)
+    assert terms[0] == terms[1].sum(dtype=torch.float64)
     return rows[0]
 
 
@@ -61,8 +62,16 @@ def test_backends_agree_and_add_is_the_adjoint_of_take(shapes, share, seed):
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("dims", [(8, 4, 64), (7, 1, 33)], ids=["quads", "values"])
-def test_rows_of_several_ranks_side_by_side(dims):
+@pytest.mark.parametrize(
+    ("dims", "dtype"),
+    [
+        ((8, 4, 64), torch.float32),
+        ((7, 1, 33), torch.float32),
+        ((8, 4, 64), torch.float16),
+        ((7, 1, 33), torch.bfloat16),
+    ],
+)
+def test_rows_of_several_ranks_side_by_side(dims, dtype):
     """Three ranks have rows for the same columns of a matrix, one of them fewer rows.
 
     There are more rows and values than one program takes, and groups without rows.
@@ -80,7 +89,7 @@ def test_rows_of_several_ranks_side_by_side(dims):
         dim.repeat(3),
     )
     chosen = torch.rand(int(num_rows.sum()), generator=generator) < 0.6
-    check_all(chosen, groups, num_samples * width, generator)
+    check_all(chosen, groups, num_samples * width, generator, dtype)
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])

@@ -32,6 +32,7 @@ ROW_CODECS = {
     "identity": (Identity(), Identity()),
     "cast": (Cast("bf16"), Cast("bf16")),
     "rowwise": (Rowwise(8), Rowwise(4)),
+    "rowwise-of-bf16": (Rowwise(8), Rowwise(4)),
     "error_bounded": (ErrorBounded(0.01), ErrorBounded(0.01, encoder="rans")),
     "float6": (Float6(), Float6()),
 }
@@ -60,17 +61,17 @@ def dense_names() -> list[str]:
     return [f"{algorithm} {rule}" for algorithm in ALGORITHMS for rule in DENSE_RULES]
 
 
-def layout_of(kind: type[RowCollective]) -> Layout:
+def layout_of(kind: type[RowCollective], dtype: torch.dtype = torch.float32) -> Layout:
     """Return all tables' columns on every rank, or each table's on one."""
     shards = [FeatureShard(f"t{t}", f"f{t}", 0, DIM) for t in range(NUM_TABLES)]
     if kind is PooledReduceScatter:
-        return Layout((tuple(shards),) * NUM_RANKS)
-    return Layout(tuple(tuple(shards[rank::NUM_RANKS]) for rank in range(NUM_RANKS)))
+        return Layout((tuple(shards),) * NUM_RANKS, dtype)
+    return Layout(tuple(tuple(shards[rank::NUM_RANKS]) for rank in range(NUM_RANKS)), dtype)
 
 
 def make(collective: str, codecs: str) -> RowCollective:
     kind = COLLECTIVES[collective]
-    layout = layout_of(kind)
+    layout = layout_of(kind, torch.bfloat16 if codecs.endswith("bf16") else torch.float32)
     forward, backward = (dict.fromkeys(layout.tables(), codec) for codec in ROW_CODECS[codecs])
     exact = dict.fromkeys(layout.tables(), Identity())
     return kind(
@@ -94,7 +95,7 @@ def step_of(op: RowCollective) -> Callable[[], tuple[Tensor, Tensor]]:
         sizes = ([BATCH_SIZE] * NUM_RANKS,)
 
     def forward() -> tuple[Tensor, Tensor]:
-        rows = torch.empty(shape, device=GPU, requires_grad=True)
+        rows = torch.empty(shape, dtype=op.dtype, device=GPU, requires_grad=True)
         return rows, op.start(rows, *sizes).wait()
 
     return forward

@@ -69,7 +69,6 @@ class Identity16(_CastCodec):
 
     name = "identity"
     contract = Contract.EXACT
-    has_gpu_kernels = False
 
     @property
     def value_dtypes(self) -> Sequence[torch.dtype]:

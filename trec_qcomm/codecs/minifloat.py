@@ -6,8 +6,11 @@ Source: Rouhani et al. 2023 (microscaling formats). ops.minifloat says what diff
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
+
 from trec_qcomm.codecs.base import Options, Rounding, RoundingCodec
 from trec_qcomm.core.registry import register_codec
+from trec_qcomm.core.segments import VALUE_DTYPES
 
 
 class Minifloat(RoundingCodec):
@@ -18,6 +21,7 @@ class Minifloat(RoundingCodec):
     format: str
 
     op = "trec_qcomm.ops.minifloat"
+    value_dtypes = VALUE_DTYPES
     damage = "an exponent of 0"
 
     @property
@@ -33,6 +37,10 @@ class Minifloat(RoundingCodec):
     def row_nbytes(self, dim: int) -> int:
         """Return the bytes of an encoded row: one for its exponent, and `bits` bits a value."""
         return 1 + (self.bits * dim + 7) // 8
+
+    def for_values(self, dtype: torch.dtype) -> "Minifloat":
+        """Return the codec itself: it takes rows of float16 and bfloat16."""
+        return self
 
 
 @dataclass(frozen=True)

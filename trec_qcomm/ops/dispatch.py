@@ -149,8 +149,6 @@ def check_buffers(
     if payload.device != values.device:
         raise ValueError(f"payload: on {payload.device}, and the values on {values.device}")
     backend = _named_backend(values)
-    if backend == "gpu" and values.dtype != torch.float32:
-        raise ValueError(f"values: {values.dtype} on backend 'gpu'; allowed: torch.float32")
     if backend == "gpu" and payload.data_ptr() % ALIGNMENT:
         raise ValueError(f"payload: must begin at a multiple of {ALIGNMENT} bytes on a GPU")
     expected = (num_parts * segments.num_segments,)

@@ -38,11 +38,6 @@ def rows_dtype(
                 f"table {name!r}: output_dtype {asked}: FBGEMM's lookups for CPU do not give it; "
                 "allowed on a CPU: fp32, fp16"
             )
-        if not on_cpu and dtype != torch.float32:
-            raise ValueError(
-                f"table {name!r}: output_dtype {asked}: trec_qcomm has no kernels for it on "
-                f"{device}; allowed there: fp32"
-            )
         tables.setdefault(dtype, name)
     if len(tables) > 1:
         (one, table), (other, another) = list(tables.items())[:2]

@@ -1,7 +1,7 @@
 """Cast op in Triton. Same bytes as reference.py; one launch to encode, one to decode.
 
-A program takes adjacent values, whatever rows and segments they belong to. Everything but the
-rounding to float16 works on the bits, because processors differ in the bits of a NaN.
+A program takes adjacent values, whatever rows and segments they belong to, and handles them as bits
+(ops.value_bits).
 """
 
 import torch
@@ -11,13 +11,11 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.batch.rank_sum.gpu import plus
+from trec_qcomm.ops.cast.reference import DTYPES
 from trec_qcomm.ops.device import launch, no_segment, note_first, words
+from trec_qcomm.ops.value_bits import FP16, FP32, INF, KINDS, MAGNITUDE, as_bits, bits_of, word_of
 from trec_qcomm.ops.value_tiles import lists_of_tile, row_and_column, tiles_of
 
-_FP32, _FP16 = tl.constexpr(0), tl.constexpr(1)
-_KINDS = {"fp32": 0, "fp16": 1, "bf16": 2}
-_INF = tl.constexpr(0x7F800000)
-_MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 # Registers that a thread may use; told no number, the compiler takes 32 and spills.
 _REGISTERS, _REGISTERS_OF_SUMS = 64, 128
 WIDE_REGISTERS = 128  # of all kernels, where numbers of values need 64 bits
@@ -57,9 +55,10 @@ def decode_sum(
 def _launch(kernel, values, places, segments, at, dtype, *flags, maxnreg=_REGISTERS):
     layout, programs, options = tiles_of(segments, at, values.device)
     maxnreg = WIDE_REGISTERS if options["WIDE"] else maxnreg
+    bits, rows = as_bits(values)
     launch(
-        kernel, programs, values.detach().view(torch.int32), places, *flags, *layout,
-        segments.num_segments, segments.dim, KIND=_KINDS[dtype], maxnreg=maxnreg, **options,
+        kernel, programs, bits, places, *flags, *layout, segments.num_segments, segments.dim,
+        ROWS=rows, KIND=KINDS[DTYPES[dtype]], maxnreg=maxnreg, **options,
     )  # fmt: skip
 
 
@@ -75,40 +74,35 @@ def _places_of_tile(
     row, column = row_and_column(number, dim, WIDE)
     value = tl.load(start + segment) + row * tl.load(stride + segment) + column
     left = tl.load(first + segment + 1) - tl.load(first + segment) - number
-    place = tl.load(at + segment) // (4 if KIND == _FP32 else 2) + number
+    place = tl.load(at + segment) // (4 if KIND == FP32 else 2) + number
     # Segments of the payload begin at multiples of 8 bytes.
-    ALIGNED: tl.constexpr = 2 if KIND == _FP32 and VECTOR == 4 else VECTOR
+    ALIGNED: tl.constexpr = 2 if KIND == FP32 and VECTOR == 4 else VECTOR
     return live, segment, tl.multiple_of(value, VECTOR), tl.multiple_of(place, ALIGNED), left
 
 
 @triton.jit
 def _encode(
     values, payload, first_overflow, first, start, stride, at, num_segments, dim,
-    KIND: tl.constexpr, STEPS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr,
-    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, KIND: tl.constexpr, STEPS: tl.constexpr, WIDE: tl.constexpr,
+    VECTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the words, and zeros after the last one of a segment. values: bits of float32."""
+    """Write the words, and zeros after the last one of a segment. values: bits of ROWS."""
     live, segment, value, place, left = _places_of_tile(
         first, start, stride, at, num_segments, dim, KIND, STEPS, WIDE, VECTOR, BLOCK
     )
     v = tl.arange(0, VECTOR)[None, :]
-    bits = tl.load(values + value[:, None] + v, mask=live[:, None], other=0)
-    magnitude, sign = bits & _MAGNITUDE, (bits >> 16) & 0x8000
-    if KIND == _FP32:
-        word = bits
-    elif KIND == _FP16:
-        half = bits.to(tl.float32, bitcast=True).to(tl.float16).to(tl.int16, bitcast=True)
-        word = tl.where(magnitude > _INF, sign | 0x7E00, half.to(tl.int32))
-    else:
-        rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
-        word = tl.where(magnitude > _INF, sign | 0x7FC0, rounded)
+    word = tl.load(values + value[:, None] + v, mask=live[:, None], other=0)
+    if KIND != ROWS:
+        bits = bits_of(word, ROWS)
+        word = word_of(bits, KIND)
     tl.store(payload + place[:, None] + v, word.to(payload.dtype.element_ty), mask=live[:, None])
-    if KIND != _FP32:
-        LEAST: tl.constexpr = _OVERFLOW_FP16 if KIND == _FP16 else _OVERFLOW_BF16
-        overflows = (magnitude >= LEAST) & (magnitude < _INF)
+    if KIND != FP32 and KIND != ROWS:
+        LEAST: tl.constexpr = _OVERFLOW_FP16 if KIND == FP16 else _OVERFLOW_BF16
+        magnitude = bits & MAGNITUDE
+        overflows = (magnitude >= LEAST) & (magnitude < INF)
         note_first(first_overflow, tl.max(overflows.to(tl.int32), 1) > 0, segment)
     if VECTOR == 1:  # else segments fill their bytes
-        PER: tl.constexpr = 2 if KIND == _FP32 else 4
+        PER: tl.constexpr = 2 if KIND == FP32 else 4
         size = tl.load(first + segment + 1) - tl.load(first + segment)
         for t in tl.static_range(1, PER):
             beyond = live & (left == 1) & (size % PER != 0) & (size % PER + t <= PER)
@@ -119,42 +113,29 @@ def _encode(
 @triton.jit
 def _decode(
     values, payload, first, start, stride, at, num_segments, dim,
-    KIND: tl.constexpr, STEPS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr,
-    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, KIND: tl.constexpr, STEPS: tl.constexpr, WIDE: tl.constexpr,
+    VECTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the rows. values: bits of float32."""
+    """Write the rows. values: bits of ROWS."""
     live, _, value, place, _ = _places_of_tile(
         first, start, stride, at, num_segments, dim, KIND, STEPS, WIDE, VECTOR, BLOCK
     )
     v = tl.arange(0, VECTOR)[None, :]
     word = tl.load(payload + place[:, None] + v, mask=live[:, None], other=0)
-    tl.store(values + value[:, None] + v, _bits_of(word, KIND), mask=live[:, None])
-
-
-@triton.jit
-def _bits_of(word, KIND: tl.constexpr):
-    """Return the bits of the float32 that a word of the payload is."""
-    if KIND == _FP32:
-        bits = word
-    elif KIND == _FP16:
-        half = word.to(tl.int32)
-        finite = word.to(tl.float16, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True)
-        special = ((half & 0x3FF) << 13) | _INF | ((half & 0x8000) << 16)
-        bits = tl.where((half & 0x7C00) == 0x7C00, special, finite)
-    else:
-        bits = word.to(tl.int32) << 16
-    return bits
+    if KIND != ROWS:
+        word = word_of(bits_of(word, KIND), ROWS).to(values.dtype.element_ty)
+    tl.store(values + value[:, None] + v, word, mask=live[:, None])
 
 
 @triton.jit(do_not_specialize=["num_terms", "held_at"])
 def _decode_sum(
     values, payload, num_terms, held_at, first, start, stride, at, num_segments, dim,
-    KIND: tl.constexpr, STEPS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr,
-    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, KIND: tl.constexpr, STEPS: tl.constexpr, WIDE: tl.constexpr,
+    VECTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the sums of the rows of all parts. at: [number of parts, num_segments].
 
-    values: bits of float32.
+    values: bits of float32, which ROWS says.
     """
     live, segment, value, place, _ = _places_of_tile(
         first, start, stride, at, num_segments, dim, KIND, STEPS, WIDE, VECTOR, BLOCK
@@ -162,16 +143,16 @@ def _decode_sum(
     v = tl.arange(0, VECTOR)[None, :]
     to = values + value[:, None] + v
     begin, number = tl.load(at + segment), segment
-    ALIGNED: tl.constexpr = 2 if KIND == _FP32 and VECTOR == 4 else VECTOR
+    ALIGNED: tl.constexpr = 2 if KIND == FP32 and VECTOR == 4 else VECTOR
     total = tl.full([BLOCK // VECTOR, VECTOR], 0.0, tl.float32)
     term = 0
     while term < num_terms:
         if term == held_at:
             bits = tl.load(to, mask=live[:, None], other=0)
         else:
-            away = (tl.load(at + number) - begin) // (4 if KIND == _FP32 else 2)
+            away = (tl.load(at + number) - begin) // (4 if KIND == FP32 else 2)
             source = tl.multiple_of(place + away, ALIGNED)[:, None] + v
-            bits = _bits_of(tl.load(payload + source, mask=live[:, None], other=0), KIND)
+            bits = bits_of(tl.load(payload + source, mask=live[:, None], other=0), KIND)
             number += num_segments
         x = bits.to(tl.float32, bitcast=True)
         total = tl.where(term == 0, x, plus(total, x))  # 0 + -0 is not -0

@@ -6,6 +6,7 @@ from trec_qcomm.jit import inner, kernel
 from trec_qcomm.ops.dispatch import arrays, seed_halves
 from trec_qcomm.ops.rowwise.cpu import dither
 from trec_qcomm.ops.rowwise.headers import power_of_two
+from trec_qcomm.ops.rowwise.reference import write_rounded
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INF = np.int32(0x7F800000)
@@ -16,7 +17,7 @@ _1, _2 = np.uint64(1), np.uint64(2)
 
 def encode(values, segments, payload, at, *, bits, exponent_bits, stochastic, seed):
     """Write the segments; return -1, because no value is refused."""
-    rows, data = arrays(values, payload)
+    rows, data = arrays(values.float(), payload)
     where = rows, *segments.arrays, segments.dim, data, at.numpy(), segments.first_numbers.numpy()
     _encode(*where, bits, exponent_bits, stochastic, *seed_halves(seed))
     return -1, None
@@ -24,9 +25,13 @@ def encode(values, segments, payload, at, *, bits, exponent_bits, stochastic, se
 
 def decode(encoded, segments, out, *, bits, exponent_bits):
     """Write the rows; return the first segment with an exponent byte of 0, or -1."""
-    data, rows = arrays(encoded.payload, out)
+    wide = out.float()
+    data, rows = arrays(encoded.payload, wide)
     where = data, encoded.at.numpy(), *segments.arrays, segments.dim, rows
-    return _decode(*where, bits, exponent_bits)
+    bad = _decode(*where, bits, exponent_bits)
+    if wide is not out:
+        write_rounded(wide, out)
+    return bad
 
 
 @inner(forceinline=True)

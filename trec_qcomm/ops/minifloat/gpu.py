@@ -6,7 +6,6 @@ Words are transposed for it: where no axis has bytes beside each other, Triton g
 lanes the first axis, which must be that along a row.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,10 +14,21 @@ from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.device import no_segment, power_of_two
 from trec_qcomm.ops.row_blocks import RowBlocks, note_segment, rows_of_program, store_zeros
 from trec_qcomm.ops.rowwise.gpu import dither, halves_of
+from trec_qcomm.ops.value_bits import (
+    FP16,
+    FP32,
+    INF,
+    MAGNITUDE,
+    MAX_BF16,
+    MAX_FP16,
+    MAX_FP32,
+    as_bits,
+    bits_of,
+    loadable,
+    to_store,
+)
 
-_INF = tl.constexpr(0x7F800000)
-_MAGNITUDE = tl.constexpr(0x7FFFFFFF)
-_FLT_MAX = tl.constexpr(3.4028234663852886e38)
+_REGISTERS = 64  # that a thread of `decode` may use; told no number, the compiler spills at dim 1
 
 
 def encode(
@@ -34,9 +44,10 @@ def encode(
 ) -> tuple[int, None]:
     """Write the segments; return -1, because no value is refused."""
     blocks = RowBlocks.from_segments(segments, at, values.device)
+    rows, kind = as_bits(values)
     blocks.launch(
-        _encode, values.detach().view(torch.int32), payload, blocks.numbers, *halves_of(seed),
-        BITS=bits, EXPONENT_BITS=exponent_bits, STOCHASTIC=stochastic,
+        _encode, rows, payload, blocks.numbers, *halves_of(seed), ROWS=kind, BITS=bits,
+        EXPONENT_BITS=exponent_bits, STOCHASTIC=stochastic,
     )  # fmt: skip
     return -1, None
 
@@ -46,9 +57,9 @@ def decode(
 ) -> Tensor:
     """Write the rows; return [1] int32, the first segment with an exponent byte of 0, or -1."""
     blocks = RowBlocks.from_segments(segments, encoded.at, out.device)
-    wrong = no_segment(out.device)
-    options = {"BITS": bits, "EXPONENT_BITS": exponent_bits}
-    blocks.launch(_decode, encoded.payload, out, wrong, **options)
+    wrong, (rows, kind) = no_segment(out.device), loadable(out)
+    options = {"ROWS": kind, "BITS": bits, "EXPONENT_BITS": exponent_bits}
+    blocks.launch(_decode, encoded.payload, rows, wrong, maxnreg=_REGISTERS, **options)
     return wrong
 
 
@@ -76,12 +87,13 @@ def _places(width, live, j, BLOCK_ROWS: tl.constexpr):
 def _encode(
     values, payload, numbers, seed_low, seed_high,
     first, offsets, start, stride, at, num_segments, dim,
-    BITS: tl.constexpr, EXPONENT_BITS: tl.constexpr, STOCHASTIC: tl.constexpr, STEPS: tl.constexpr,
-    VECTOR: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    ROWS: tl.constexpr, BITS: tl.constexpr, EXPONENT_BITS: tl.constexpr, STOCHASTIC: tl.constexpr,
+    STEPS: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
     """Write the exponents and codes of the rows, and zeros after a segment's last row.
 
-    The names are those of reference.quantize. values: bits of float32.
+    The names are those of reference.quantize. values: bits of ROWS.
     """
     SIGN: tl.constexpr = 1 << (BITS - 1)
     M: tl.constexpr = BITS - 1 - EXPONENT_BITS
@@ -91,9 +103,10 @@ def _encode(
     )
     d = tl.arange(0, BLOCK_DIM)
     mask = live[:, None] & (d < dim)[None, :]
-    bits = tl.load(values + begin + (away[:, None] + d[None, :]), mask=mask, other=0)
-    finite = (bits & _MAGNITUDE) < _INF
-    amax = tl.max(tl.where(finite, bits & _MAGNITUDE, 0), 1)
+    word = tl.load(values + begin + (away[:, None] + d[None, :]), mask=mask, other=0)
+    bits = bits_of(word, ROWS)
+    finite = (bits & MAGNITUDE) < INF
+    amax = tl.max(tl.where(finite, bits & MAGNITUDE, 0), 1)
     e = tl.maximum((amax >> 23) - 126, -126)
     near, far = _factors_of(-e)
     x = tl.where(finite, bits, 0).to(tl.float32, bitcast=True)
@@ -108,7 +121,7 @@ def _encode(
     code = ((f - 1) << M) + (y * power_of_two(M + TOP - f) + u).to(tl.int32)
     code = tl.where(finite, code, (TOP << M) + 1)
     code = tl.where((bits < 0) & (code > 0), code | SIGN, code)
-    code = tl.where((bits & _MAGNITUDE) > _INF, SIGN, code)
+    code = tl.where((bits & MAGNITUDE) > INF, SIGN, code)
     code = tl.where(mask, code, 0)
 
     width, exponents = (BITS * dim + 7) // 8, payload + tl.load(at + segment)
@@ -135,14 +148,15 @@ def _encode(
 @triton.jit
 def _decode(
     payload, out, first_bad, first, offsets, start, stride, at, num_segments, dim,
-    BITS: tl.constexpr, EXPONENT_BITS: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    ROWS: tl.constexpr, BITS: tl.constexpr, EXPONENT_BITS: tl.constexpr, STEPS: tl.constexpr,
+    VECTOR: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
     """Write the rows. A row with a bad exponent becomes anything."""
     SIGN: tl.constexpr = 1 << (BITS - 1)
     M: tl.constexpr = BITS - 1 - EXPONENT_BITS
     TOP: tl.constexpr = (1 << EXPONENT_BITS) - 1
     LARGEST: tl.constexpr = TOP << M
+    MOST: tl.constexpr = MAX_FP32 if ROWS == FP32 else MAX_FP16 if ROWS == FP16 else MAX_BF16
     segment, n, i, begin, live, away = rows_of_program(
         first, offsets, start, stride, num_segments, STEPS, VECTOR, WIDE, BLOCK_ROWS
     )
@@ -172,9 +186,9 @@ def _decode(
     k = code - (f << M) + tl.where(f > 0, 1 << M, 0)
     y = k.to(tl.float32) * power_of_two(tl.maximum(f, 1) - TOP - M)
     near, far = _factors_of(e)
-    x = tl.minimum(y * near[:, None] * far[:, None], _FLT_MAX)  # y may be 2^128, rounded up
+    x = tl.minimum(y * near[:, None] * far[:, None], MOST)  # y may be 2^128, rounded up
     x = tl.where(code == LARGEST + 1, float("inf"), x)
     x *= tl.where(q >= SIGN, -1.0, 1.0)  # not -x, which Triton takes for 0 - x: never -0
     x = tl.where((code > LARGEST + 1) | (q == SIGN), float("nan"), x)
     mask = live[:, None] & (d < dim)[None, :]
-    tl.store(out + begin + (away[:, None] + d[None, :]), x, mask=mask)
+    tl.store(out + begin + (away[:, None] + d[None, :]), to_store(x, ROWS), mask=mask)

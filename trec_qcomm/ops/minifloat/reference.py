@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments, aligned
 from trec_qcomm.ops.bits import from_bytes, to_bytes
-from trec_qcomm.ops.rowwise.reference import dither, power_of_two
+from trec_qcomm.ops.rowwise.reference import dither, power_of_two, write_rounded
 
 MIN_EXPONENT, MAX_EXPONENT = -126, 128
 BIAS = 127  # e + BIAS is the byte of a row, 1..255
@@ -91,7 +91,7 @@ def encode(
 ) -> tuple[int, None]:
     """Write the segments; return -1, because no value is refused."""
     for s in range(segments.num_segments):
-        x = segments.block(values, s).contiguous()
+        x = segments.block(values, s).float().contiguous()
         u: Tensor | float = 0.5
         if stochastic:
             first = int(segments.first_numbers[s])
@@ -121,5 +121,5 @@ def decode(
         y = dequantize(q, bits=bits, exponent_bits=exponent_bits)
         x = times_power_of_two(y, e)
         beyond = x.isinf() & y.isfinite()  # 2^128, to which a value was rounded up
-        segments.block(out, s).copy_(torch.where(beyond, x.sign() * _FLT_MAX, x))
+        write_rounded(torch.where(beyond, x.sign() * _FLT_MAX, x), segments.block(out, s))
     return -1

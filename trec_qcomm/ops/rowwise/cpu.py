@@ -14,7 +14,7 @@ from trec_qcomm.ops.adjacent import group_end, largest_group
 from trec_qcomm.ops.dispatch import arrays, seed_halves
 from trec_qcomm.ops.rowwise.flushed import count_flushed
 from trec_qcomm.ops.rowwise.headers import exponent_of, header_of, is_huge, low_of, scale_of
-from trec_qcomm.ops.rowwise.reference import HUGE, MARK, MIN_EXPONENT
+from trec_qcomm.ops.rowwise.reference import HUGE, MARK, MIN_EXPONENT, write_rounded
 
 _KEY_INF = np.int32(0x7F800000)
 _KEY_NEG_INF = np.int32(-0x7F800001)
@@ -38,16 +38,12 @@ def encode(values, segments, payload, at, *, bits, stochastic, seed):
 
 
 def decode(encoded, segments, out, *, bits):
-    """Write the rows; return the first segment with an exponent that no encoder writes, or -1.
-
-    Rows of 16 bits are decoded in float32; a finite value beyond their largest one becomes it.
-    """
+    """Write the rows; return the first segment with an exponent that no encoder writes, or -1."""
     wide = out.float()
     data, rows = arrays(encoded.payload, wide)
     bad = _decode(data, encoded.at.numpy(), *segments.arrays, segments.dim, rows, bits)
     if wide is not out:
-        largest = torch.finfo(out.dtype).max
-        out.copy_(torch.where(wide.isinf(), wide, wide.clamp(-largest, largest)))
+        write_rounded(wide, out)
     return bad
 
 

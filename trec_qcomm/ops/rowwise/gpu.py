@@ -14,10 +14,19 @@ from trec_qcomm.ops.batch.rank_sum.gpu import plus
 from trec_qcomm.ops.device import no_segment, power_of_two, words
 from trec_qcomm.ops.row_blocks import RowBlocks, note_segment, rows_of_program, store_zeros
 from trec_qcomm.ops.rowwise import reference
+from trec_qcomm.ops.value_bits import (
+    FP16,
+    FP32,
+    INF,
+    MAGNITUDE,
+    MAX_BF16,
+    MAX_FP16,
+    MAX_FP32,
+    float_of,
+    loadable,
+    to_store,
+)
 
-_INF = tl.constexpr(0x7F800000)
-_MAGNITUDE = tl.constexpr(0x7FFFFFFF)
-_FLT_MAX = tl.constexpr(3.4028234663852886e38)
 _MIN_EXPONENT = tl.constexpr(reference.MIN_EXPONENT)
 _BIAS = tl.constexpr(reference.BIAS)
 _HUGE = tl.constexpr(reference.HUGE)
@@ -40,10 +49,11 @@ def encode(
         values are not counted.
     """
     blocks = RowBlocks.from_segments(segments, at, values.device)
-    nonfinite = no_segment(values.device)
+    nonfinite, (rows, kind) = no_segment(values.device), loadable(values)
     blocks.launch(
-        _quantize, values, payload, words(payload, torch.int32), nonfinite, blocks.numbers,
-        *halves_of(seed), BITS=bits, STOCHASTIC=stochastic, WORDS=_fills_words(segments, bits),
+        _quantize, rows, payload, words(payload, torch.int32), nonfinite, blocks.numbers,
+        *halves_of(seed), ROWS=kind, BITS=bits, STOCHASTIC=stochastic,
+        WORDS=_fills_words(segments, bits),
     )  # fmt: skip
     return nonfinite, None
 
@@ -54,9 +64,9 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> T
     Returns: [1] int32, the first segment with an exponent that no encoder writes, or -1.
     """
     blocks = RowBlocks.from_segments(segments, encoded.at, out.device)
-    payload, wrong = encoded.payload, no_segment(out.device)
+    payload, wrong, (rows, kind) = encoded.payload, no_segment(out.device), loadable(out)
     blocks.launch(
-        _dequantize, payload, words(payload, torch.int32), out, wrong, BITS=bits,
+        _dequantize, payload, words(payload, torch.int32), rows, wrong, ROWS=kind, BITS=bits,
         WORDS=_fills_words(segments, bits),
     )  # fmt: skip
     return wrong
@@ -121,18 +131,18 @@ def _headers(x, inside, BITS: tl.constexpr):
         whether all rows are finite.
     """
     TOP: tl.constexpr = (1 << BITS) - 1
-    magnitude = x.to(tl.int32, bitcast=True) & _MAGNITUDE
-    clean = tl.max(magnitude, 1) < _INF
+    magnitude = x.to(tl.int32, bitcast=True) & MAGNITUDE
+    clean = tl.max(magnitude, 1) < INF
     all_clean = tl.min(clean.to(tl.int32), 0) > 0
     lo = tl.min(tl.where(inside, x, float("inf")), 1)
     hi = tl.max(tl.where(inside, x, float("-inf")), 1)
     if not all_clean:
-        counted = inside & (magnitude < _INF)
+        counted = inside & (magnitude < INF)
         lo = tl.min(tl.where(counted, x, float("inf")), 1)
         hi = tl.max(tl.where(counted, x, float("-inf")), 1)
         none = lo > hi
         lo, hi = tl.where(none, 0.0, lo), tl.where(none, 0.0, hi)
-    amax = tl.maximum(-lo, hi).to(tl.int32, bitcast=True) & _MAGNITUDE
+    amax = tl.maximum(-lo, hi).to(tl.int32, bitcast=True) & MAGNITUDE
     e = tl.maximum((amax >> 23) - 126, _MIN_EXPONENT)
     huge = e > _HUGE
     near, factor = tl.where(huge, e - 2, e), tl.where(huge, 0.25, 1.0)
@@ -167,8 +177,9 @@ def _pack(q, BITS: tl.constexpr, WORDS: tl.constexpr, ROWS: tl.constexpr, DIM: t
 def _quantize(
     values, payload, words, nonfinite, numbers, seed_low, seed_high,
     first, offsets, start, stride, at, num_segments, dim,
-    BITS: tl.constexpr, STOCHASTIC: tl.constexpr, WORDS: tl.constexpr, STEPS: tl.constexpr,
-    VECTOR: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    ROWS: tl.constexpr, BITS: tl.constexpr, STOCHASTIC: tl.constexpr, WORDS: tl.constexpr,
+    STEPS: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
     """Write header and codes of each row, and the end of each segment.
 
@@ -181,7 +192,7 @@ def _quantize(
     place, d = tl.load(at + segment), tl.arange(0, BLOCK_DIM)
     inside = (d < dim)[None, :]
     source = values + begin + (away[:, None] + d[None, :])
-    x = tl.load(source, mask=live[:, None] & inside, other=0.0)
+    x = float_of(tl.load(source, mask=live[:, None] & inside, other=0), ROWS)
     header, low, scale, factor, levels, all_clean = _headers(x, inside, BITS)
     note_segment(nonfinite, not all_clean, segment)
     inverse = tl.where(levels > 0, tl.div_rn(1.0, scale), 0.0)
@@ -195,7 +206,7 @@ def _quantize(
     above = x * factor[:, None] - low[:, None]
     q = tl.minimum((above * inverse[:, None] + u).to(tl.int32), levels[:, None])
     if not all_clean:
-        finite = (x.to(tl.int32, bitcast=True) & _MAGNITUDE) < _INF
+        finite = (x.to(tl.int32, bitcast=True) & MAGNITUDE) < INF
         rest = tl.where(x < 0, TOP - 1, TOP)
         q = tl.where(finite, q, tl.where(x == float("inf"), TOP - 2, rest))
     codes = _pack(tl.where(inside, q, 0), BITS, WORDS, BLOCK_ROWS, BLOCK_DIM)
@@ -238,13 +249,14 @@ def _codes(
 
 @triton.jit
 def _values(
-    payload, words, place, first_bad, number, n, i, live, dim,
+    payload, words, place, first_bad, number, n, i, live, dim, LARGEST: tl.constexpr,
     BITS: tl.constexpr, WORDS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
     """Return the values of a tile of rows. Those of a row with a bad exponent are anything.
 
     Args: place: where the segment begins.  number: the segment's, for `first_bad`.
         n: number of its rows.  i, live: the tile's first row, and which rows it has.
+        LARGEST: largest finite value.
     """
     TOP: tl.constexpr = (1 << BITS) - 1
     row = tl.arange(0, BLOCK_ROWS)
@@ -255,7 +267,7 @@ def _values(
     q = _codes(payload, words, at_codes, i, row, live, dim, BITS, WORDS, BLOCK_ROWS, BLOCK_DIM)
     low, scale, factor = _grid(header, BITS)
     x = (q.to(tl.float32) * scale[:, None] + low[:, None]) * factor[:, None]
-    x = tl.minimum(tl.maximum(x, -_FLT_MAX), _FLT_MAX)
+    x = tl.minimum(tl.maximum(x, -LARGEST), LARGEST)
     special = q >= tl.where((header & _MARK) != 0, TOP - 2, TOP + 1)[:, None]
     rest = tl.where(q == TOP - 1, float("-inf"), float("nan"))
     return tl.where(special, tl.where(q == TOP - 2, float("inf"), rest), x)
@@ -264,20 +276,21 @@ def _values(
 @triton.jit
 def _dequantize(
     payload, words, out, first_bad, first, offsets, start, stride, at, num_segments, dim,
-    BITS: tl.constexpr, WORDS: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    ROWS: tl.constexpr, BITS: tl.constexpr, WORDS: tl.constexpr, STEPS: tl.constexpr,
+    VECTOR: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
     """Write the rows."""
     segment, n, i, begin, live, away = rows_of_program(
         first, offsets, start, stride, num_segments, STEPS, VECTOR, WIDE, BLOCK_ROWS
     )
+    LARGEST: tl.constexpr = MAX_FP32 if ROWS == FP32 else MAX_FP16 if ROWS == FP16 else MAX_BF16
     x = _values(
-        payload, words, tl.load(at + segment), first_bad, segment, n, i, live, dim,
+        payload, words, tl.load(at + segment), first_bad, segment, n, i, live, dim, LARGEST,
         BITS, WORDS, BLOCK_ROWS, BLOCK_DIM,
     )  # fmt: skip
     d = tl.arange(0, BLOCK_DIM)
     mask = live[:, None] & (d < dim)[None, :]
-    tl.store(out + begin + (away[:, None] + d[None, :]), x, mask=mask)
+    tl.store(out + begin + (away[:, None] + d[None, :]), to_store(x, ROWS), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_terms", "held_at"])
@@ -302,7 +315,7 @@ def _dequantize_sum(
         else:
             x = _values(
                 payload, words, tl.load(at + number), first_bad, number, n, i, live, dim,
-                BITS, WORDS, BLOCK_ROWS, BLOCK_DIM,
+                MAX_FP32, BITS, WORDS, BLOCK_ROWS, BLOCK_DIM,
             )  # fmt: skip
             number += num_segments
         total = tl.where(term == 0, x, plus(total, x))  # 0 + -0 is not -0

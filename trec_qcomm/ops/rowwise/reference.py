@@ -176,9 +176,14 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> i
         width = -(-dim * bits // 8)
         packed = data[4 * num_rows :][: num_rows * width].view(num_rows, width)
         x = dequantize_rows(from_bytes(packed, bits, dim).to(torch.uint8), header, bits=bits)
-        largest = torch.finfo(rows.dtype).max
-        rows.copy_(torch.where(x.isfinite(), x.clamp(-largest, largest), x))
+        write_rounded(x, rows)
     return -1
+
+
+def write_rounded(values: Tensor, out: Tensor) -> None:
+    """Write float32 values in the dtype of `out`. Finite ones stay finite: the largest at most."""
+    largest = torch.finfo(out.dtype).max
+    out.copy_(torch.where(values.isinf(), values, values.clamp(-largest, largest)))
 
 
 def decode_sum(

@@ -19,7 +19,7 @@ def rank_sum(parts: Tensor, out: Tensor) -> None:
     """Write the sum of the parts to `out`.
 
     Args:
-        parts: [P, N] float32, contiguous, P >= 1; on a CPU also float16 or bfloat16.
+        parts: [P, N] float32, float16 or bfloat16, contiguous, P >= 1.
         out: N values of that dtype in any shape, contiguous, in the same memory.
     Raises: ValueError: another shape, dtype or device.
     """
@@ -32,9 +32,7 @@ def rank_sum(parts: Tensor, out: Tensor) -> None:
     if out.device != parts.device:
         raise ValueError(f"out: on {out.device}, and the parts on {parts.device}")
     backend = choose_backend(parts)
-    if parts.dtype != torch.float32:
-        if backend == "gpu":
-            raise ValueError(f"parts: {parts.dtype} on backend 'gpu'; allowed: torch.float32")
+    if backend == "cpu" and parts.dtype != torch.float32:
         backend = "reference"
     if backend == "cpu":
         cpu.rank_sum(parts.detach().numpy(), *arrays(out))

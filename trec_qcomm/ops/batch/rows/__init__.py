@@ -96,7 +96,7 @@ def take(values: Tensor, rows: Rows, out: Tensor) -> None:
     """Pack rows: copy each from its position in `values` to `out`, one after the other.
 
     Args:
-        values: contiguous, any shape; float32, on a CPU also float16 or bfloat16.
+        values: contiguous, any shape; float32, float16 or bfloat16.
         out: [rows.num_values], of the same dtype.
     Raises: ValueError: a wrong dtype, device or size, or a row beyond `values`.
     """
@@ -120,7 +120,7 @@ def add(packed: Tensor, rows: Rows, out: Tensor) -> None:
     in common.
 
     Args:
-        packed: [rows.num_values], float32; on a CPU also float16 or bfloat16.
+        packed: [rows.num_values], float32, float16 or bfloat16.
         out: contiguous, any shape, of the same dtype.
     Raises: ValueError: a wrong dtype, device or size, a row beyond `out`, or on a GPU rows that
         `choose` did not make there.
@@ -153,10 +153,9 @@ def _vector(rows: Rows) -> int:
 
 def _check(values: Tensor, rows: Rows, packed: Tensor) -> Backend:
     backend = choose_backend(values)
-    allowed = VALUE_DTYPES[:1] if backend == "gpu" else VALUE_DTYPES
     for tensor in (values, packed):
-        if tensor.dtype not in allowed or not tensor.is_contiguous():
-            names = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+        if tensor.dtype not in VALUE_DTYPES or not tensor.is_contiguous():
+            names = " or ".join(str(dtype).removeprefix("torch.") for dtype in VALUE_DTYPES)
             raise ValueError(f"rows: expected contiguous {names}, got {described(tensor)}")
         if tensor.dtype != values.dtype:
             raise ValueError(f"rows: {packed.dtype} where the values are {values.dtype}")

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.core.transfer import Download
-from trec_qcomm.ops.batch.rank_sum.gpu import plus
+from trec_qcomm.ops.batch.rank_sum.gpu import plus_in
 from trec_qcomm.ops.batch.rows.destinations import Destinations, Rows
 from trec_qcomm.ops.device import launch, upload
+from trec_qcomm.ops.value_bits import loadable
 from trec_qcomm.ops.value_tiles import lists_of_tile, row_and_column, tiling
 
 _FLAGS = 512  # rows that one program of `choose` looks at
+_REGISTERS = 128  # that a thread of `add` may use; told no number, the compiler spills in bfloat16
 
 
 def choose(
@@ -55,7 +57,8 @@ def take(values: Tensor, rows: Rows, out: Tensor, *, vector: int) -> None:
     first = exclusive_cumsum(rows.counts * rows.dim)
     lists = upload(values.device, first, exclusive_cumsum(rows.counts)[:-1], rows.dim)
     programs, options = tiling(first, vector)
-    launch(_take, programs, values, rows.position, out, *lists, len(rows.dim), **options)
+    (source, _), (target, _) = loadable(values), loadable(out)
+    launch(_take, programs, source, rows.position, target, *lists, len(rows.dim), **options)
 
 
 def add(
@@ -81,7 +84,10 @@ def add(
         destinations.first_member, destinations.member_rows, destinations.member_number, origin,
     )  # fmt: skip
     programs, options = tiling(first, vector)
-    launch(_add, programs, packed, number, out, *lists, len(destinations.dim), **options)
+    (source, kind), (target, _) = loadable(packed), loadable(out)
+    sizes = len(destinations.dim)
+    options |= {"KIND": kind, "maxnreg": _REGISTERS}
+    launch(_add, programs, source, number, target, *lists, sizes, **options)
 
 
 @triton.jit
@@ -143,7 +149,8 @@ def _take(
 def _add(
     packed, number, out, first, dims, start, stride,
     first_member, member_rows, member_number, member_origin, num_places,
-    STEPS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr,
+    KIND: tl.constexpr, STEPS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add to each value of the destinations what their member groups have for it, in order."""
     live, j, value = lists_of_tile(first, num_places, STEPS, VECTOR, BLOCK)
@@ -151,7 +158,7 @@ def _add(
     row, column = row_and_column(value, dim, WIDE)
     to = tl.multiple_of(tl.load(start + j) + row * tl.load(stride + j) + column, VECTOR)
     to = to[:, None] + tl.arange(0, VECTOR)[None, :]
-    total = tl.load(out + to, mask=live[:, None], other=0.0)
+    total = tl.load(out + to, mask=live[:, None], other=0)
     touched, m, end = row < 0, tl.load(first_member + j), tl.load(first_member + j + 1)
     while tl.max(end - m, 0) > 0:
         has = live & (m < end)
@@ -161,8 +168,8 @@ def _add(
         here = k >= 0
         at = tl.load(member_origin + m, mask=here, other=0) + k * dim + column
         at = tl.multiple_of(at, VECTOR)[:, None] + tl.arange(0, VECTOR)[None, :]
-        x = tl.load(packed + at, mask=here[:, None], other=0.0)
-        total = tl.where(here[:, None], plus(total, x), total)
+        x = tl.load(packed + at, mask=here[:, None], other=0)
+        total = tl.where(here[:, None], plus_in(total, x, KIND), total)
         touched = touched | here
         m += 1
     tl.store(out + to, total, mask=touched[:, None])
