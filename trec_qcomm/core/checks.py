@@ -25,16 +25,21 @@ Rename = Callable[[CorruptFrameError], CorruptFrameError]
 _this_thread = threading.local()
 
 
-_SHARED_FLAGS = 32  # flags that are set by one launch and fetched by one copy
+_SHARED_FLAGS = 32  # flags that are fetched by one copy
+_COPIES = 64  # for which one launch sets the flags
 _APART = 4  # int32 from flag to flag: Triton compiles a kernel anew for pointers not at 16 bytes
 
 
 class DeferredChecks:
-    """Results of checks on their way from the device, in order. One thread at a time may use it."""
+    """Results of checks on their way from the device, in order.
+
+    One thread at a time may use it, with one stream.
+    """
 
     def __init__(self) -> None:
         self._pending: deque[tuple[Download, list[tuple[int, MakeError]]]] = deque()
         self._error: Callable[[], CorruptFrameError] | None = None
+        self._unused: list[Tensor] = []  # flags of -1, for one copy each
         self._shared: Tensor | None = None
         self._flags: dict[int, tuple[int, Tensor]] = {}  # by the flag's id, its place in `_shared`
         self._errors: list[tuple[int, MakeError]] = []  # of `_shared`, by place
@@ -61,8 +66,11 @@ class DeferredChecks:
         ):
             self.fetch()
         if self._shared is None:
-            size = _SHARED_FLAGS * _APART
-            self._shared = torch.full((size,), -1, dtype=torch.int32, device=device)
+            if not self._unused or self._unused[0].device != device:
+                sizes = _COPIES, _SHARED_FLAGS * _APART
+                flags = torch.full(sizes, -1, dtype=torch.int32, device=device)
+                self._unused = list(flags.unbind())
+            self._shared = self._unused.pop()
         place = len(self._flags) * _APART
         flag = self._shared[place : place + 1]
         self._flags[id(flag)] = place, flag
@@ -113,7 +121,7 @@ def deferring(checks: DeferredChecks) -> Iterator[None]:
 def new_flag(device: torch.device) -> Tensor:
     """Return [1] int32 of -1 (nothing is bad) for a kernel to write and `raise_first` to read.
 
-    Within `deferring` one launch makes many flags.
+    Within `deferring` one launch makes the flags of many exchanges.
     """
     checks: DeferredChecks | None = getattr(_this_thread, "checks", None)
     if checks is not None:
