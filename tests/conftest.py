@@ -6,6 +6,8 @@ Without a GPU, Triton kernels are interpreted.
 
 import os
 import tempfile
+from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import torch
@@ -33,6 +35,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take long, so that all workers end with short ones."""
     marked = {i.path for i in items if any(i.iter_markers("slow")) or any(i.iter_markers("dist"))}
     items.sort(key=lambda item: item.path not in marked)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    """Undo what a module leaves in the environment: ranks that are played write to pytest's."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

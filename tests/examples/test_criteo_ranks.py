@@ -47,9 +47,8 @@ def test_what_all_ranks_raise_is_said_by_the_first(options, capsys, monkeypatch)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
-def test_a_missing_gpu_is_told_before_the_ranks_meet(options, capsys, monkeypatch):
+def test_a_missing_gpu_is_told_before_the_ranks_meet(options, capsys):
     options.device = "cuda"
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)  # tests that play ranks set it
     assert ranks.join(lambda _: True, options) == ranks.FAILED
     said = "error: --device cuda: 1 ranks on this machine need a GPU each, there are 0 (traceback: "
     assert capsys.readouterr().err.startswith(said)
