@@ -162,7 +162,7 @@ SECTIONS = (
         f"python examples/criteo/replicas.py {_CRITEO}",
     )),
     _result("length", tables.lengths, "Quality at length",
-        "python examples/criteo/studies/length.py --configs best fast int8 int4 --jobs 2",
+        "python examples/criteo/studies/length.py --configs best fast int8 int4 float8 --jobs 2",
     ),
     _result("long", tables.faults, "Two hours under faults", "make chaos"),
     _result("sequences", tables.networks, "Sequences on 2 hosts",
