@@ -49,7 +49,8 @@ def exchange_tables(
     Raises: CorruptFrameError: an impossible size, or another call.  LostPeerError: a peer is gone.
     """
     plan, call = incoming.plan, call % 2**_CALL_BITS
-    words = announced.nbytes | announced.codecs << _CODEC_SHIFT | call << _CALL_SHIFT
+    sizes, codecs = announced.nbytes.numpy(), announced.codecs.numpy()
+    words = torch.from_numpy(sizes | codecs << _CODEC_SHIFT | call << _CALL_SHIFT)
     received = torch.empty_like(incoming.raw_nbytes)
     begin = perf_counter()
     try:
@@ -63,17 +64,18 @@ def exchange_tables(
     except RuntimeError as error:
         raise peers.lost(error, f"sizes of the {name}", since=begin) from error
     traffic.header_nbytes += 8 * (sum(counts) - counts[peers.pg.rank()])
-    codecs, nbytes = received >> _CODEC_SHIFT & 0xFF, received & 0xFFFFFFFF
-    late = received >> _CALL_SHIFT != call
-    bad = late | (nbytes > 2 * incoming.raw_nbytes + 4096) | (nbytes % 8 != 0)
-    if bool(bad.any()):
-        s = int(bad.nonzero()[0])
+    came, raw = received.numpy(), incoming.raw_nbytes.numpy()  # faster on vectors this short
+    codecs, nbytes = came >> _CODEC_SHIFT & 0xFF, came & 0xFFFFFFFF
+    late = came >> _CALL_SHIFT != call
+    bad = late | (nbytes > 2 * raw + 4096) | (nbytes % 8 != 0)
+    if bad.any():
+        s = int(bad.argmax())
         rank = peers.ranks[int(plan.frame[s])]
-        if bool(late[s]):
+        if late[s]:
             raise CorruptFrameError(frame.OUT_OF_STEP, rank=rank)
         reason = f"{int(nbytes[s])} bytes of codec {int(codecs[s])} announced"
         raise CorruptFrameError(reason, rank=rank, table=plan.tables[s])
-    return frame.Announced(codecs, nbytes)
+    return frame.Announced(torch.from_numpy(codecs), torch.from_numpy(nbytes))
 
 
 def largest_nbytes(placed: PlacedFrames) -> list[int]:

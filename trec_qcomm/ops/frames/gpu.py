@@ -10,6 +10,7 @@ headers, B blocks of the checksum.
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -70,14 +71,17 @@ class FramesOnDevice:
             header_nbytes, begin, frame_nbytes: [P] int64 on CPU, multiples of 8: size of each
                 header, and place and size of each frame.
         """
-        first_block = exclusive_cumsum(-(-frame_nbytes // (8 * BLOCK)))
+        sizes = frame_nbytes.numpy()  # numpy is faster than torch on vectors this short
+        num_blocks = torch.from_numpy(-(-sizes // (8 * BLOCK)))
+        words = (torch.from_numpy(n // 8) for n in (begin.numpy(), sizes))
+        first_header = exclusive_cumsum(torch.from_numpy(header_nbytes.numpy() // 8))
+        first_block = exclusive_cumsum(num_blocks)
         zeros = torch.zeros(2 * len(begin), dtype=torch.int64)
         *vectors, sums_and_counts = upload(
-            device, headers.view(torch.int64), exclusive_cumsum(header_nbytes // 8), begin // 8,
-            frame_nbytes // 8, first_block, zeros,
-        )  # fmt: skip
+            device, headers.view(torch.int64), first_header, *words, first_block, zeros
+        )
         sums, arrived = sums_and_counts[: len(begin)], sums_and_counts[len(begin) :]
-        return cls(at, *vectors, sums, arrived, int(first_block[-1]))
+        return cls(at, *vectors, sums, arrived, int(first_block.numpy()[-1]))
 
     def launch(self, kernel: Any, buffer: Tensor, call: int, *flags: Tensor) -> None:
         """Run a kernel, one program a block, on the frames in the buffer."""
@@ -115,14 +119,16 @@ def compact(payload: Tensor, old: Tensor, new: Tensor, nbytes: Tensor, out: Tens
 
     Args: payload, out: uint8 on the device.  old, new, nbytes: [S] int64 on CPU, multiples of 8.
     """
-    size = nbytes // 8
+    size = nbytes.numpy() // 8
     num_chunks = -(-size // _CHUNK)
-    segment = torch.repeat_interleave(torch.arange(len(size)), num_chunks)
-    first = (torch.arange(len(segment)) - exclusive_cumsum(num_chunks)[:-1][segment]) * _CHUNK
+    segment = np.arange(len(size)).repeat(num_chunks)
+    first = (np.arange(len(segment)) - (num_chunks.cumsum() - num_chunks)[segment]) * _CHUNK
     if len(segment):
-        left = size[segment] - first
-        where = upload(payload.device, old[segment] // 8 + first, new[segment] // 8 + first, left)
-        _copy[(len(segment),)](_words(payload), _words(out), *where, BLOCK=_CHUNK)
+        places = (vector.numpy()[segment] // 8 + first for vector in (old, new))
+        where = map(torch.from_numpy, (*places, size[segment] - first))
+        _copy[(len(segment),)](
+            _words(payload), _words(out), *upload(payload.device, *where), BLOCK=_CHUNK
+        )
 
 
 def _words(buffer: Tensor) -> Tensor:

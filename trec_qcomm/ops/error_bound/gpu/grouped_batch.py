@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.segments import Segments, exclusive_cumsum
+from trec_qcomm.core.segments import Segments
 from trec_qcomm.core.transfer import upload
 from trec_qcomm.ops.rans.reference import STREAM
 
@@ -58,11 +59,11 @@ class GroupedBatch:
                     each segment's float64 bound; to decode, its nbytes.
         Raises: ValueError: a segment or a stride too large for int32 numbers.
         """
-        start, dim, num_values = segments.start, segments.dim, segments.num_rows * segments.dim
-        gaps = torch.where(segments.num_rows > 1, segments.stride - dim, 0)
+        _, start, stride = segments.arrays  # numpy is faster than torch on vectors this short
+        num_rows, dim = segments.num_rows.numpy(), segments.dim
+        num_values, gaps = num_rows * dim, np.where(num_rows > 1, stride - dim, 0)
         for name, numbers in (("num_rows", num_values), ("stride", gaps)):
-            if bool((numbers > _MAX_VALUES).any()):
-                largest = int(numbers.max())
+            if (largest := int(numbers.max(initial=0))) > _MAX_VALUES:
                 raise ValueError(
                     f"Segments.{name}: {largest} values, and at most {_MAX_VALUES} on a GPU"
                 )
@@ -70,16 +71,17 @@ class GroupedBatch:
         num_groups = int(groups.sum())
         groups_per_chunk = min(max(num_groups // _MANY_CHUNKS, 1), 8)
         chunks = -(-groups // groups_per_chunk)
-        streams = (num_values // STREAM).clamp(min=1).where(num_values > 0, 0)
-        misplaced = (start | gaps) % 4
-        vectors = upload(
-            device, num_values, start, gaps, at, bounds_or_nbytes, exclusive_cumsum(groups),
-            exclusive_cumsum(chunks), exclusive_cumsum(streams),
-        )  # fmt: skip
+        streams = np.where(num_values > 0, np.maximum(num_values // STREAM, 1), 0)
+        offsets = np.zeros((3, len(groups) + 1), np.int64)
+        np.cumsum((groups, chunks, streams), 1, out=offsets[:, 1:])
+        placed, first = (
+            map(torch.from_numpy, arrays) for arrays in ((num_values, start, gaps), offsets)
+        )
+        vectors = upload(device, *placed, at, bounds_or_nbytes, *first)
         return cls(
             vectors, len(groups), num_groups, int(chunks.sum()), int(streams.sum()),
-            int(num_values.max()) if len(groups) else 0, groups_per_chunk, dim,
-            4 if dim % 4 == 0 and not bool(misplaced.any()) else 1,
+            int(num_values.max(initial=0)), groups_per_chunk, dim,
+            1 if dim % 4 or ((start | gaps) % 4).any() else 4,
         )  # fmt: skip
 
     @property
