@@ -48,7 +48,8 @@ def changed(kernel: jit.JITFunction, old: str, new: str) -> jit.JITFunction:
 
 
 def sum_parts(kernel: jit.JITFunction, size: int) -> None:
-    launch(kernel, 1, torch.randn(3, size), torch.empty(size), 3, size, VECTOR=4, BLOCK=2048)
+    parts, out = torch.randn(3, size), torch.empty(size)
+    launch(kernel, 1, parts, out, 3, size, KIND=0, VECTOR=4, BLOCK=2048)
 
 
 @pytest.mark.parametrize(
