@@ -194,10 +194,10 @@ def break_even_gb_s(ratio: float, encode: float, decode: float) -> float:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether two float32 tensors are equal bit for bit."""
-    return a.shape == b.shape and torch.equal(
-        a.contiguous().view(torch.int32), b.contiguous().view(torch.int32)
-    )
+    """Return whether two tensors are equal bit for bit."""
+    a, b = a.contiguous(), b.contiguous()
+    equal = a.shape == b.shape and a.dtype == b.dtype
+    return equal and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
 def _codec_entries(codecs: dict[str, Codec], bound: float) -> Iterator[CompressorEntry]:

@@ -37,6 +37,7 @@ MOST_SAMPLES = 300
 ROW_CODECS: dict[str, tuple[Codec, Codec]] = {
     "identity": (Identity(), Identity()),
     "int8": (Rowwise(8), Rowwise(4, "stochastic")),
+    "int8 of bf16": (Rowwise(8), Rowwise(4, "stochastic")),
     "float6": (Float6(), Cast("bf16")),
     "error_bounded": (ErrorBounded(0.02), ErrorBounded(0.05)),
     "topk": (TopK(density=0.25, values="fp16"), ForwardMask("int8")),
@@ -61,14 +62,15 @@ class Rows:
         self._batch_sizes = [shared.randrange(MOST_SAMPLES) for _ in range(self._op.world_size)]
         self._generator = torch.Generator().manual_seed(1000 * step + self._op.rank)
         width = self._op.layout.dim_sum(self._op.rank)
-        self._rows = torch.randn(sum(self._batch_sizes), width, generator=self._generator)
+        shape = sum(self._batch_sizes), width
+        self._rows = torch.randn(shape, generator=self._generator).to(self._op.dtype)
         self._on_device = self._rows.to(self._device).requires_grad_()
         self._pending = self._op.start(self._on_device, self._batch_sizes)
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor]:
         """Wait, and exchange gradients; return rows, their gradients, and what came back."""
         out = self._pending.wait()
-        gradient = torch.randn(out.shape, generator=self._generator)
+        gradient = torch.randn(out.shape, generator=self._generator).to(out.dtype)
         (grad,) = torch.autograd.grad(out, self._on_device, gradient.to(self._device))
         return out.detach(), gradient, grad
 
@@ -93,7 +95,7 @@ def _row_collective(kind: type[RowCollective], codecs: str, name: str) -> RowCol
         tuple(FeatureShard(f"t{r}_{d}", f"f{r}_{d}", 0, d) for d in DIMS)
         for r in ([0] * size if is_sum else range(size))
     ]
-    layout = Layout(tuple(shards))
+    layout = Layout(tuple(shards), torch.bfloat16 if codecs.endswith("bf16") else torch.float32)
     forward, backward = (dict.fromkeys(layout.tables(), codec) for codec in ROW_CODECS[codecs])
     exact = dict.fromkeys(layout.tables(), Identity())
     return kind(
