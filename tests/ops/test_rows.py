@@ -62,15 +62,8 @@ def test_backends_agree_and_add_is_the_adjoint_of_take(shapes, share, seed):
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize(
-    ("dims", "dtype"),
-    [
-        ((8, 4, 64), torch.float32),
-        ((7, 1, 33), torch.float32),
-        ((8, 4, 64), torch.float16),
-        ((7, 1, 33), torch.bfloat16),
-    ],
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dims", [(8, 4, 64), (7, 1, 33)], ids=["quads", "values"])
 def test_rows_of_several_ranks_side_by_side(dims, dtype):
     """Three ranks have rows for the same columns of a matrix, one of them fewer rows.
 

@@ -132,7 +132,7 @@ def _send_one_to_all(
     none in one call for frames that differ in size.
     """
     pg, frames = peers.pg, torch.split(received.buffer, received.nbytes)
-    if len(set(received.nbytes)) == 1:
+    if received.nbytes[0] and len(set(received.nbytes)) == 1:
         whole = received.buffer, sent.buffer
         return (dist.all_gather_into_tensor(*whole, group=pg, async_op=True),)
     frames[pg.rank()].copy_(sent.buffer)

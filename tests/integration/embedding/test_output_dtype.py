@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -18,6 +19,7 @@ from torchrec.distributed.embedding_lookup import (
     GroupedEmbeddingsLookup,
     GroupedPooledEmbeddingsLookup,
 )
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 
 from tests.integration.sharded_models import cases
 from tests.integration.sharded_models.cases import CW, DP, GRID, RW, TW, TWRW, Case, Model, Table
@@ -121,6 +123,12 @@ def test_identity_equals_stock_bit_for_bit(world_size):
         if case.sharding == "with_replicas":  # TorchRec joins them to rows that are float32
             expected = torch.float32
         assert [dtypes for run in runs for dtypes in run[2]] == 2 * len(runs) * [{expected}], case
+
+
+def test_lookups_of_a_gpu_may_give_bf16():
+    options = {"fused_params": {"output_dtype": SparseType.BF16}, "embedding_tables": TABLES}
+    group = SimpleNamespace(compute_kernel=EmbeddingComputeKernel.FUSED, **options)
+    assert shardings.rows_dtype([[group]], torch.device("cuda")) == torch.bfloat16
 
 
 @pytest.mark.dist

@@ -104,7 +104,8 @@ class CodedSharding(HasRegistry):
     ) -> Any:
         session, module = self._registry.session, self._registry.module_name
         name = f"{module}/{self.sharding_name}" + (f"/{hop}" if hop else "")
-        if layout.dtype != torch.float32:  # on CPU only, see output_dtype
+        device = lookup_device(self)
+        if layout.dtype != torch.float32 and (device is None or device.type == "cpu"):
             session.warm_up_once(layout.dtype)
         return session.collectives.make(
             kind,

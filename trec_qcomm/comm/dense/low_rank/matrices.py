@@ -121,7 +121,7 @@ class Matrix:
             self._is_used = gradient.any()  # true of NaN, too
             gradient.addcmul_(self.residual, self._is_used.float())
         else:
-            apart = gradient.numel() // _SAMPLES | 1  # odd, for values of all rows and columns
+            apart = gradient.numel() // _SAMPLES | 1  # odd, so of most rows and columns
             self._is_used = gradient.view(-1)[::apart].any() or gradient.any()
             if self._is_used:
                 gradient += self.residual
