@@ -21,7 +21,8 @@ from tests.ptx.emulator import IS_HERE
 PART = "tests/ptx/kernels_on_ptx.py"
 # Left out: tests that spawn ranks, which run the interpreter, and those that run no kernel.
 ALL = (PART, "tests/ops", "tests/codecs", "tests/wire", "tests/comm", "tests/ext")
-WITHOUT_KERNELS = ("compiles", "fake_gpu", "launches", "specializations")
+_OPS = (f"ops/test_{name}.py" for name in ("compiles", "fake_gpu", "specializations"))
+WITHOUT_KERNELS = (*_OPS, "ext/fbgemm")
 
 
 def main(arguments: list[str]) -> int:
@@ -35,7 +36,7 @@ def main(arguments: list[str]) -> int:
     if "--part" in arguments:
         arguments = [PART, *(argument for argument in arguments if argument != "--part")]
     elif not any(Path(argument.partition("::")[0]).exists() for argument in arguments):
-        ignored = (f"--ignore=tests/ops/test_{name}.py" for name in WITHOUT_KERNELS)
+        ignored = (f"--ignore=tests/{name}" for name in WITHOUT_KERNELS)
         marks = "(triton and not dist) or not (triton or dist or slow)"
         arguments = [*ALL, *ignored, "-m", marks, *arguments]
     status = pytest.main([*options, *arguments])
