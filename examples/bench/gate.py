@@ -24,14 +24,14 @@ def _lines(file: str, names: str, where: str = "") -> dict[str, tuple[str, ...]]
 # A line -> its records, FILE/CONFIGURATION of examples/criteo/results. Some configurations had
 # other names when they were trained. A line begins with its setting where that is not the gate's.
 JUDGED = {
-    **_lines("presets", "null int8 int4 float8 fast"),
+    **_lines("presets", "null int8 int4 float8 fast dense_int8"),
+    "`mixed_tables`": ("dense/mixed_tables", "presets/mixed_tables"),
+    "`unique_int4`": ("presets/unique_int4", "served/unique_int4"),
     **_lines("dense", "null", "beside the next: "),
-    **_lines("dense", "mixed_tables bf16 fp16_bf16"),
+    **_lines("dense", "bf16 fp16_bf16"),
     **_lines("best", "null", "beside `best`: "),
     "`best`": ("best/best", "served/best"),
-    "`unique_int4`": ("best/unique_int4", "served/unique_int4"),
     **_lines("dense", "dense_float6"),
-    "`dense_int8`": ("dense/two_shot_int8_stochastic",),
     "`fast`, dense with 8 bits, stochastic": ("dense/best_dense_int8_stochastic",),
     "`fast`, dense in bf16": ("dense/best_dense_bf16",),
     "factors of rank 16 in BF16 alone": ("low_rank/dense_low_rank",),
@@ -91,6 +91,7 @@ def gate(measured: Sequence[StudyRecord]) -> str:
     table = markdown(["", "seeds", *COLUMNS, "gate"], rows)
     note = "Percent of float32's value: mean [95 % interval], one-sided upper 95 % limit. Seeds: of"
     note += " trainings, of evaluations. `null` is float32 with weights that differ by a millionth."
-    note += " `best`, `unique_int4` and the factors have another float32 than those above."
+    note += " `best`, the factors, and evaluations of `mixed_tables` and `unique_int4` have another"
+    note += " float32 than those above."
     note += " Without a command here: scripts of a63d3dd, and one configuration at a time. Commits:"
     return f"{table}\n\n{note} {', '.join(sorted(commits))}, and some records without one.\n"
