@@ -11,6 +11,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+# Python sees Ctrl-C when its main thread runs; the system may tell another one, and wake none.
+_AWAKE_S = 0.5
+
 
 class Stopped(BaseException):
     """End of a thread because another one has failed; no `except Exception` may stop it."""
@@ -51,7 +54,9 @@ class Baton:
         self._jobs, self._results = list(jobs), [None] * self._num_ranks
         self._unfinished = set(range(self._num_ranks))
         try:
-            self._hand_over(self._num_ranks, 0)
+            self._give(self._num_ranks, 0)
+            while not self._turns[self._num_ranks].acquire(timeout=_AWAKE_S):
+                pass
         except BaseException as error:  # Ctrl-C, while the jobs run
             self._failure = self._failure or (self._num_ranks, error)
             self._turns[self._num_ranks].acquire()
