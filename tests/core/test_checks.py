@@ -13,22 +13,22 @@ def error_of(segment):
 
 def test_the_first_error_is_raised_every_time():
     checks = DeferredChecks()
-    for first in (-1, 3, 5):
-        checks.add(torch.tensor([first], dtype=torch.int32), error_of)
+    with deferring(checks):
+        for first in (-1, 3, 5):
+            raise_first(torch.tensor([first], dtype=torch.int32), error_of)
     raised = []
     for wait in (False, True, False):
         with pytest.raises(CorruptFrameError, match="frame from rank 1: segment 3") as info:
             checks.raise_found(wait=wait)
         raised.append(info.value)
-    assert (
-        len(set(map(id, raised))) == 3
-    )  # each with a traceback of its own: tracebacks hold tensors
+    assert len(set(map(id, raised))) == 3  # each has a traceback of its own, which holds tensors
 
 
 def test_nothing_found_is_no_error():
     checks = DeferredChecks()
     for _ in range(2):
-        checks.add(torch.tensor([-1], dtype=torch.int32), error_of)
+        with deferring(checks):
+            raise_first(torch.tensor([-1], dtype=torch.int32), error_of)
         checks.raise_found(wait=True)
 
 
@@ -47,12 +47,12 @@ def test_flags_of_a_context_are_one_copy_and_keep_their_order():
 
 
 def test_more_flags_than_one_copy_has_are_all_read():
-    checks = DeferredChecks()
+    checks, flags = DeferredChecks(), []
     with deferring(checks):
-        for number in range(100):
-            flag = new_flag(torch.device("cpu"))
-            flag.fill_(number if number == 77 else -1)
-            raise_first(flag, error_of)
+        for _ in range(100):
+            flags.append(new_flag(torch.device("cpu")))
+            raise_first(flags[-1], error_of)
+        flags[7].fill_(77)
     with pytest.raises(CorruptFrameError, match="segment 77"):
         checks.raise_found(wait=True)
 

@@ -18,6 +18,7 @@ from tests.ptx import plugin  # noqa: F401  # isort: skip  before triton
 import torch
 
 from tests.ops.kernel_table import README, triton_version
+from tests.ops.record_launches import encode_frame
 from tests.ptx.emulator import counting
 from trec_qcomm.codecs import Cast, ErrorBounded, Float6, Float8, Rowwise
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
@@ -69,10 +70,11 @@ def rows_of(only: str) -> Iterator[str]:
             continue
         most, out = codec.max_nbytes(segments), torch.empty_like(values)
         at, payload = exclusive_cumsum(most)[:-1], torch.zeros(int(most.sum()), dtype=torch.uint8)
-        encoded = codec.encode(values, segments, payload, at, seed=1)
-        least = values.nbytes + int(encoded.nbytes.sum())
-        size = values.numel(), least
         encode = partial(codec.encode, values, segments, payload, at, seed=1)
+        if codec.takes_frames:
+            encode = partial(encode_frame, codec, values, segments)
+        encoded = encode()[0] if codec.takes_frames else encode()
+        size = values.numel(), values.nbytes + int(encoded.nbytes.sum())
         yield row(f"{name}: encode", encode, *size)
         yield row(f"{name}: decode", partial(codec.decode, encoded, segments, out), *size)
     if only not in IDS:

@@ -7,7 +7,7 @@ from triton.runtime import jit
 
 from tests.ops.record_launches import CODECS, encode_and_decode, record_launches
 from tests.ops.test_compiles import kernels
-from tests.ops.test_parity import check_parity
+from tests.ops.test_parity import check_frame, check_parity
 from tests.ptx import counts, plugin
 from tests.ptx.emulator import PtxError
 from trec_qcomm.codecs import ErrorBounded
@@ -28,6 +28,8 @@ def test_bytes_and_rows_are_those_of_the_reference(codec, monkeypatch):
     monkeypatch.setattr("tests.ops.test_parity.BACKENDS", ("reference", "gpu"))
     for values, segments in datasets(64):
         check_parity(codec, values, segments, seed=1)
+    if codec.takes_frames:
+        check_frame(codec, *datasets(64)[4], seed=1)
 
 
 def test_the_table_of_counts_is_that_of_the_kernels():

@@ -70,10 +70,17 @@ class KernelCodec(Codec):
         *,
         seed: int = 0,
         tolerances: Tensor | None = None,
+        frames: Any = None,
     ) -> Encoded:
-        """Write the encoded rows to `payload`."""
+        """Write the encoded rows to `payload`.
+
+        Args: frames: where `takes_frames`, the frames that a GPU shall seal (wire.frame.for_codecs)
+            while it encodes; None: none.
+        """
         nbytes = self.max_nbytes(segments)
         options = self.encoder_options(nbytes, seed, tolerances)
+        if frames is not None:
+            options = {**options, "frames": frames}
         backend = check_buffers(values, segments, payload, at, nbytes, dtypes=self.value_dtypes)
         encode = kernels_of(self.op, backend).encode
         refused, flushed = encode(values, segments, payload, at, **options)
@@ -94,6 +101,7 @@ class RowCodec(KernelCodec):
     """Codec of fixed size: a segment is rows of equal sizes."""
 
     has_gpu_kernels = True
+    takes_frames = True
 
     @abstractmethod
     def row_nbytes(self, dim: int) -> int:

@@ -40,49 +40,52 @@ class DeferredChecks:
         self._pending: deque[tuple[Download, list[tuple[int, MakeError]]]] = deque()
         self._error: Callable[[], CorruptFrameError] | None = None
         self._unused: list[Tensor] = []  # flags of -1, for one copy each
-        self._shared: Tensor | None = None
-        self._flags: dict[int, tuple[int, Tensor]] = {}  # by the flag's id, its place in `_shared`
-        self._errors: list[tuple[int, MakeError]] = []  # of `_shared`, by place
+        self._shared: Tensor | None = None  # the last of `_results`, while it has unused flags
+        self._results: list[tuple[Tensor, list[tuple[int, MakeError]]]] = []  # to be fetched
+        self._flags: dict[int, tuple[list[tuple[int, MakeError]], int, Tensor]] = {}  # by their ids
+        self._num_shared = 0
 
     def add(self, first: Tensor, error: MakeError) -> None:
         """Add a check whose result is still on the device; `raise_found` reads it later.
 
         Args:
-            first: [1] int32 that the current stream writes, the number of the first bad segment.
+            first: [1] int32, the number of the first bad segment, which the current stream writes
+                before the next `fetch`.
             error: function that makes the error from that number.
         """
-        place, _ = self._flags.get(id(first), (None, first))
-        if place is not None:
-            self._errors.append((place, error))
-            return
-        self.fetch()  # so that errors stay in order
-        if self._error is None:
-            self._pending.append((Download(first), [(0, error)]))
+        if (shared := self._flags.get(id(first))) is not None:
+            errors, place, _ = shared
+            errors.append((place, error))
+        else:
+            self._results.append((first, [(0, error)]))
+            self._shared = None  # so that errors stay in order
 
     def new_flag(self, device: torch.device) -> Tensor:
         """Return [1] int32 of -1, a flag for `add`. `fetch` fetches all flags that were added."""
-        if self._shared is not None and (
-            len(self._flags) == _SHARED_FLAGS or self._shared.device != device
+        if (
+            self._shared is None
+            or self._num_shared == _SHARED_FLAGS
+            or self._shared.device != device
         ):
-            self.fetch()
-        if self._shared is None:
             if not self._unused or self._unused[0].device != device:
                 sizes = _COPIES, _SHARED_FLAGS * _APART
                 flags = torch.full(sizes, -1, dtype=torch.int32, device=device)
                 self._unused = list(flags.unbind())
-            self._shared = self._unused.pop()
-        place = len(self._flags) * _APART
+            self._shared, self._num_shared = self._unused.pop(), 0
+            self._results.append((self._shared, []))
+        place = self._num_shared * _APART
+        self._num_shared += 1
         flag = self._shared[place : place + 1]
-        self._flags[id(flag)] = place, flag
+        self._flags[id(flag)] = self._results[-1][1], place, flag
         return flag
 
     def fetch(self) -> None:
-        """Start the copy of the flags that were added. Call it on the stream that writes them."""
-        if self._errors and self._error is None:
-            assert self._shared is not None
-            used = self._shared[: len(self._flags) * _APART]
-            self._pending.append((Download(used), self._errors))
-        self._shared, self._flags, self._errors = None, {}, []
+        """Start the copies of what was added. Call it on the stream that writes it."""
+        if self._error is None:
+            for flags, errors in self._results:
+                if errors:
+                    self._pending.append((Download(flags), errors))
+        self._shared, self._flags, self._results = None, {}, []
 
     def raise_found(self, *, wait: bool = False) -> None:
         """Raise the first error among the results that have come; later calls raise it again.
@@ -127,6 +130,11 @@ def new_flag(device: torch.device) -> Tensor:
     if checks is not None:
         return checks.new_flag(device)
     return torch.full((1,), -1, dtype=torch.int32, device=device)
+
+
+def is_deferring() -> bool:
+    """Return whether this thread is within `deferring`."""
+    return getattr(_this_thread, "checks", None) is not None
 
 
 @contextmanager

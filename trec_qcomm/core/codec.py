@@ -47,6 +47,9 @@ class Codec(ABC):
     # Whether NaN and inf arrive. If not, the codec is BIASED and codes each row by itself: a row
     # decodes alone as it does among others.
     keeps_nonfinite: ClassVar[bool] = True
+    # Whether its GPU kernels also seal and check the frames of what they code (ops.frames.gpu):
+    # `encode` then takes an argument `frames`, and `decode` looks at those of `Encoded`.
+    takes_frames: ClassVar[bool] = False
     only_for_gradients: ClassVar[bool] = False  # whether it keeps too little of rows to train with
 
     def __post_init__(self) -> None:

@@ -237,9 +237,12 @@ class Encoded:
         nbytes: [S] int64 on CPU, multiples of `ALIGNMENT`.
         flushed: [S] int64 on CPU, number of flushed values (core.stats.TableStats.num_flushed) of
             each segment. None: the encoder found none, or does not look for them.
+        frames: frames that the decoder must check on a GPU (wire.frame.unseal); None: they were
+            checked, or there are none.
     """
 
     payload: Tensor
     at: Tensor
     nbytes: Tensor
     flushed: Tensor | None = None
+    frames: Any = None

@@ -69,11 +69,3 @@ def segment_of(row, offsets, num_segments, STEPS: tl.constexpr):
 def power_of_two(n):
     """Return 2^n as float32, for -126 <= n <= 127."""
     return ((n + 127) << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def note_first(flag, bad, segment):
-    """Lower flag [1] to the first bad segment. -1 (none is bad) is the largest uint32."""
-    if tl.max(bad.to(tl.int32), 0) > 0:
-        first = tl.min(tl.where(bad, segment, 0x7FFFFFFF), 0)
-        tl.atomic_min(flag.to(tl.pointer_type(tl.uint32)), first.to(tl.uint32))

@@ -15,7 +15,6 @@ from trec_qcomm.core.errors import CorruptFrameError
 
 Array = Any  # numpy's own type says neither shape nor dtype
 _TINY, _FLT_MAX = np.finfo(np.float32).tiny, np.finfo(np.float32).max
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def numbers(data: Array, width: int, count: int) -> Array:
@@ -36,20 +35,11 @@ def numbers(data: Array, width: int, count: int) -> Array:
 
 def checksum(words: Array) -> int:
     """Return the checksum of a frame. Args: words: [W / 8] uint64, at least 4."""
-    keys = _mixed(np.arange(1, 1025, dtype=np.uint64) * _GOLDEN)
-    padded = np.zeros(-(-len(words) // 1024) * 1024, np.uint64)
-    x = words ^ np.resize(keys, len(words))
-    padded[: len(words)] = x + (x >> np.uint64(32)) * (x & np.uint64(0xFFFFFFFF))
-    padded[3] = 0
-    blocks = padded.reshape(-1, 1024).sum(1)
-    blocks += np.arange(1, len(blocks) + 1, dtype=np.uint64) * _GOLDEN
-    return int(_mixed(blocks).sum())
-
-
-def _mixed(z: Array) -> Array:
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-        z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
-    return z
+    parts = words.view(np.uint32).astype(np.uint64)
+    parts[6:8] = 0
+    k = np.arange(len(parts), dtype=np.uint32) * np.uint32(0x9E3779B1)
+    k ^= k >> np.uint32(16)
+    return int(((k.astype(np.uint64) * (k ^ np.uint32(0x85EBCA6B)) | np.uint64(1)) * parts).sum())
 
 
 def decode_ids(data: Array, count: int) -> Array:

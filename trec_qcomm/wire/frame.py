@@ -18,18 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.checks import raise_first
+from trec_qcomm.core.checks import is_deferring, new_flag, raise_first
 from trec_qcomm.core.devices import is_gpu
 from trec_qcomm.core.errors import CorruptFrameError
-from trec_qcomm.core.segments import ALIGNMENT, Encoded
+from trec_qcomm.core.segments import ALIGNMENT, Encoded, exclusive_cumsum
 from trec_qcomm.ops.frames import cpu
 
 VERSION = 3
 HEADER_NBYTES = 32
 SEGMENT_ENTRY_NBYTES = 12
 DEVICE_ALIGNMENT = 128  # bytes at whose multiples frames begin in a GPU's memory
-_STEP = 0x9E3779B97F4A7C15 - 2**64  # of keys and numbers of blocks, see `checksum`
-_BLOCK = 1024  # words of 8 bytes
 
 OUT_OF_STEP = "of another call: the ranks are out of step; make the same calls on all ranks"
 _REASONS = {
@@ -166,6 +164,26 @@ def seal(
         cpu.seal(buffer.numpy(), *fields, *table, False)
 
 
+def for_codecs(
+    buffer: Tensor,
+    frame_nbytes: Sequence[int],
+    segments_per_frame: Sequence[int],
+    *,
+    layouts: Sequence[int],
+    call: int,
+    codecs: Tensor,
+    num_rows: Tensor,
+    nbytes: Tensor,
+    kept: Kept | None = None,
+) -> Any:
+    """Return the frames for codecs that seal them while they encode on a GPU, in place of `seal`.
+
+    Returns: ops.frames.gpu.FramesOfSegments, of which a codec takes `of_segments`.
+    """
+    fields = frame_nbytes, segments_per_frame, layouts, codecs, num_rows, nbytes
+    return _gpu().FramesOfSegments(_on_device(buffer, kept, *fields), call % 2**16)
+
+
 def unseal(
     buffer: Tensor,
     frame_nbytes: Sequence[int],
@@ -178,6 +196,7 @@ def unseal(
     tables: Sequence[str] | None = None,
     announced: Announced | None = None,
     kept: Kept | None = None,
+    by_codecs: bool = False,
 ) -> tuple[Encoded, Tensor]:
     """Check P frames and find their segments.
 
@@ -193,6 +212,8 @@ def unseal(
         announced: codecs and sizes that the segment tables must state. Needed on a GPU, where the
             host does not read the frames; not used on a CPU.
         kept: dictionary, as in `seal`.
+        by_codecs: whether codecs may check frames on a GPU while they decode. Where errors may be
+            raised later, `frames` of the result then says what they must check.
     Returns: the segments' bytes in place, and [S] int64 wire ids of their codecs.
     Raises: CorruptFrameError: a frame that breaks FORMAT.md or belongs to another batch. On a GPU
         it may be raised later (core.checks).
@@ -207,8 +228,14 @@ def unseal(
         error = partial(
             _error_at, segments_per_frame=segments_per_frame, ranks=ranks, tables=tables
         )
-        raise_first(_gpu().first_difference(buffer, frames, call % 2**16), error)
-        return Encoded(buffer, frames.at, nbytes), codecs
+        for_codecs = None
+        if by_codecs and is_deferring():
+            first = new_flag(buffer.device)
+            for_codecs = _gpu().FramesOfSegments(frames, call % 2**16, first)
+        else:
+            first = _gpu().first_difference(buffer, frames, call % 2**16)
+        raise_first(first, error)
+        return Encoded(buffer, frames.at, nbytes, frames=for_codecs), codecs
     fields = _fields(frame_nbytes, segments_per_frame, layouts, call)
     total = sum(segments_per_frame)
     codecs, at, nbytes = (torch.empty(total, dtype=torch.int64) for _ in range(3))
@@ -267,22 +294,20 @@ def _on_device(
     num_rows: Tensor,
     nbytes: Tensor,
 ) -> Any:
-    """Return gpu.FramesOnDevice of frames that are not empty; the kept ones if there are any."""
+    """Return gpu.FramesOnDevice of the frames; the kept one if there is one."""
     if kept and (on_device := kept.get(buffer.device)) is not None:
         return on_device
-    counts, overheads, *_ = _overheads(tuple(segments_per_frame))
+    counts, overheads, bounds, _ = _overheads(tuple(segments_per_frame))
     padded = np.asarray(frame_nbytes, np.int64)
     true_nbytes = overheads + payload_nbytes(nbytes, segments_per_frame)
     headers = torch.empty(int(overheads.sum()), dtype=torch.uint8)
     table = codecs.numpy(), num_rows.numpy(), nbytes.numpy()
     fields = _fields(true_nbytes, segments_per_frame, layouts, 0)
     cpu.seal(headers.numpy(), *fields, *table, True)
-    full = counts > 0
-    vectors = overheads, padded.cumsum() - padded, true_nbytes
+    rows = exclusive_cumsum(num_rows).numpy()[bounds]
+    vectors = overheads, padded.cumsum() - padded, true_nbytes, counts + np.diff(rows)
     at, _ = lay_out(nbytes, segments_per_frame, DEVICE_ALIGNMENT)
-    on_device = _gpu().FramesOnDevice.from_host(
-        buffer.device, at, headers, *(torch.from_numpy(vector[full]) for vector in vectors)
-    )
+    on_device = _gpu().FramesOnDevice.from_host(buffer.device, at, headers, *vectors)
     if kept is not None:
         kept[buffer.device] = on_device
     return on_device
@@ -323,22 +348,8 @@ def checksum(frame: Tensor) -> int:
 
     Args: frame: [W] uint8, W a multiple of 8; bytes 24..31 do not count.
     """
-    words = frame.clone().view(torch.int64)
-    block = torch.arange(len(words)) // _BLOCK
-    x = words ^ _mix((torch.arange(len(words)) % _BLOCK + 1) * _STEP)
-    terms = x + _shifted(x, 32) * (x & 0xFFFFFFFF)
-    terms[3] = 0
-    sums = (torch.arange(int(block[-1]) + 1) + 1) * _STEP
-    return int(_mix(sums.index_add(0, block, terms)).sum()) & 0xFFFFFFFFFFFFFFFF
-
-
-def _mix(z: Tensor) -> Tensor:
-    """Return [..] int64 words of which each bit depends on all bits of a word of z."""
-    z = (z ^ _shifted(z, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
-    z = (z ^ _shifted(z, 27)) * (0x94D049BB133111EB - 2**64)
-    return z ^ _shifted(z, 31)
-
-
-def _shifted(z: Tensor, bits: int) -> Tensor:
-    """Return z shifted right as unsigned words. z: [..] int64."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
+    words = frame.view(torch.int32).long() & 0xFFFFFFFF
+    words[6:8] = 0
+    k = (torch.arange(len(words)) * 0x9E3779B1) & 0xFFFFFFFF
+    k ^= k >> 16
+    return int(((k * (k ^ 0x85EBCA6B) | 1) * words).sum()) % 2**64

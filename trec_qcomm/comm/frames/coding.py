@@ -7,6 +7,7 @@ Shapes: P frames, S segments in all; G segments of a group; W bytes; T tables.
 
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,14 +75,22 @@ def encode_frames(
     layout = placed.layout(frame.alignment_of(values))
     frame_nbytes, codecs = layout.frame_nbytes, plan.codecs
     buffer = torch.empty(sum(frame_nbytes), dtype=torch.uint8, device=values.device)
-    to_encode = plan.tolerances_to_encode(tolerances)
+    to_encode, counts = plan.tolerances_to_encode(tolerances), plan.segments_per_frame
+    fields: dict[str, Any] = {"layouts": plan.layouts, "call": call, "num_rows": placed.num_rows}
+    fields |= {"codecs": codecs, "kept": layout.kept if fixed_size else None}
+    frame_of = plan.frame_of_members if frame.is_on_gpu(buffer) else None
+    if frame_of is not None:
+        nbytes = placed.max_nbytes
+        frames = frame.for_codecs(buffer, frame_nbytes, counts, **fields, nbytes=nbytes)
     nbytes_by_group, flushed = [], []
     if measure and decoded is None:
         decoded = torch.empty_like(values)
     timer = Timer(traffic.encode_s)
     for number, group in enumerate(placed.groups):
-        at, own_seed = layout.group_at[number], group_seed(seed, number, group)
-        encoded = _encode_group(values, group, plan, buffer, at, own_seed, to_encode)
+        at, options = layout.group_at[number], {"seed": group_seed(seed, number, group)}
+        if frame_of is not None:
+            options["frames"] = frames.of_segments(frame_of[number])
+        encoded = _encode_group(values, group, plan, buffer, at, to_encode, options)
         nbytes_by_group.append(encoded.nbytes)
         timer.add_to(group.label)
         if counted and encoded.flushed is not None:
@@ -96,22 +105,13 @@ def encode_frames(
     nbytes = placed.max_nbytes if fixed_size else joined(placed.groups, nbytes_by_group)
     if not fixed_size:
         within = Encoded(buffer, layout.at, nbytes)
-        encoded, frame_nbytes = frame.compact(within, plan.segments_per_frame)
+        encoded, frame_nbytes = frame.compact(within, counts)
         buffer = encoded.payload
-    frame.seal(
-        buffer,
-        frame_nbytes,
-        plan.segments_per_frame,
-        layouts=plan.layouts,
-        call=call,
-        codecs=codecs,
-        num_rows=placed.num_rows,
-        nbytes=nbytes,
-        kept=layout.kept if fixed_size else None,
-    )
+    if frame_of is None:
+        frame.seal(buffer, frame_nbytes, counts, **fields, nbytes=nbytes)
     if counted:
         _count_bytes(traffic, placed, nbytes, frame_nbytes)
-    n, counts = plan.fan_out, plan.segments_per_frame
+    n = plan.fan_out
     is_shared = n > 1 and frame.is_on_gpu(buffer)
     if n > 1:
         codecs, nbytes = codecs.repeat(n), nbytes.repeat(n)
@@ -169,10 +169,14 @@ def _encode_group(
     plan: FramePlan,
     buffer: Tensor,
     at: Tensor,
-    seed: int,
     tolerances: Tensor,
+    options: dict[str, Any],
 ) -> Encoded:
-    """Encode one group. Args: at: [G] int64.  tolerances: [S] float64, for all segments."""
+    """Encode one group.
+
+    Args: at: [G] int64.  tolerances: [S] float64, for all segments.  options: other arguments of
+        the codec's `encode`.
+    """
     codec, members = group.codec, group.members
     try:
         return codec.encode(
@@ -180,8 +184,8 @@ def _encode_group(
             group.segments,
             buffer,
             at,
-            seed=seed,
             tolerances=None if codec.tolerance is None else group.of_members(tolerances),
+            **options,
         )
     except UnencodableError as error:
         segment = int(members[error.segment])

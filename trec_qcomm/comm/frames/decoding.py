@@ -6,6 +6,7 @@ Shapes: P frames, S segments in all; G segments of a group; W bytes.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from torch import Tensor
 
@@ -64,13 +65,14 @@ def open_frames(frames: SealedFrames, placed: PlacedFrames, ranks: Sequence[int]
         tables=plan.tables,
         announced=frames.announced,
         kept=layout.kept if is_planned else None,
+        by_codecs=is_planned and plan.frame_of_members is not None,
     )
     if is_planned or (
         placed.fixed_size
         and frames.nbytes == layout.frame_nbytes
         and _are_planned(encoded.nbytes, codecs, placed)
     ):
-        return _as_planned(frames.buffer, layout, placed)
+        return _as_planned(frames.buffer, layout, placed, encoded.frames)
     return [_by_sender_codec(group, encoded, codecs, plan, ranks) for group in placed.groups]
 
 
@@ -80,16 +82,26 @@ def _are_planned(nbytes: Tensor, codecs: Tensor, placed: PlacedFrames) -> bool:
     return all(bool((a.numpy() == b.numpy()).all()) for a, b in pairs)
 
 
-def _as_planned(buffer: Tensor, layout: FrameLayout, placed: PlacedFrames) -> Opened:
-    """Return segments that have the codecs and sizes of the plan, and lie where it says."""
-    parts = zip(placed.groups, layout.group_at, placed.group_nbytes, strict=True)
-    return [[(group, Encoded(buffer, at, nbytes))] for group, at, nbytes in parts]
+def _as_planned(
+    buffer: Tensor, layout: FrameLayout, placed: PlacedFrames, to_check: Any = None
+) -> Opened:
+    """Return segments that have the codecs and sizes of the plan, and lie where it says.
+
+    Args: to_check: frames that codecs must check while they decode; None: none.
+    """
+    frame_of = placed.plan.frame_of_members if to_check is not None else None
+    opened: Opened = []
+    for number, group in enumerate(placed.groups):
+        frames = to_check.of_segments(frame_of[number]) if frame_of is not None else None
+        places = layout.group_at[number], placed.group_nbytes[number]
+        opened.append([(group, Encoded(buffer, *places, frames=frames))])
+    return opened
 
 
 def decode_opened(
     opened: Opened, placed: PlacedFrames, out: Tensor, ranks: Sequence[int], timer: Timer
 ) -> None:
-    """Write the rows of frames that were checked. The arguments are those of `decode_frames`."""
+    """Write the rows of opened frames. The arguments are those of `decode_frames`."""
     plan = placed.plan
     for group, parts in zip(placed.groups, opened, strict=True):
         for part, encoded in parts:

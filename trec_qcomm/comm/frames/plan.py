@@ -129,6 +129,13 @@ class FramePlan:
         return self._own_tolerances if by_table is None else by_table[self.table] / self.divisors
 
     @cached_property
+    def frame_of_members(self) -> tuple[Tensor, ...] | None:
+        """Index of each member's frame, [G] int64 for each group; None: not all codecs take it."""
+        if not all(codec.takes_frames for codec, *_ in self.groups):
+            return None
+        return tuple(self.frame[members] for *_, members in self.groups)
+
+    @cached_property
     def _own_tolerances(self) -> Tensor:
         return self.tolerances / self.divisors
 

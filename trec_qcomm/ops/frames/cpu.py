@@ -7,6 +7,7 @@ Shapes: P frames, S segments in all. The arguments are those of frame.py as nump
 import numpy as np
 
 from trec_qcomm.jit import inner, kernel
+from trec_qcomm.ops import numpy_decoders
 from trec_qcomm.ops.copying import copy
 
 OK, BAD_SIZE, BAD_MAGIC, BAD_VERSION, BAD_LAYOUT = 0, 1, 2, 3, 4
@@ -14,47 +15,24 @@ BAD_COUNT, BAD_CHECKSUM, BAD_ROWS, BAD_SEGMENT, BAD_CALL = 5, 6, 7, 8, 9
 
 _MAGIC = np.uint32(0x4D435154)  # b"TQCM"
 _VERSION = np.uint32(3)
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_BLOCK = 1024  # words of 8 bytes in a block of the checksum
 
 
-@inner(forceinline=True)
-def _mix(z):
-    """Return a uint64 that depends on every bit of z, one to one. z: uint64, or an array of it."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
-_KEYS = _mix(np.arange(1, _BLOCK + 1, dtype=np.uint64) * _STEP)
-
-
-@inner(forceinline=True)
-def _term(word, key):
-    x = word ^ key
-    return x + (x >> np.uint64(32)) * (x & np.uint64(0xFFFFFFFF))
-
-
-def _checksum(words):
-    """Do what `checksum` does, in numpy."""
-    terms = _term(words, np.resize(_KEYS, words.size))
-    terms[3] = 0
-    sums = np.add.reduceat(terms, np.arange(0, words.size, _BLOCK))
-    return _mix(np.arange(1, sums.size + 1, dtype=np.uint64) * _STEP + sums).sum()
-
-
-@inner(plain=_checksum)
+@inner(plain=numpy_decoders.checksum)
 def checksum(words):
     """Return the checksum, uint64, of one frame (frame.checksum). words: [..] uint64."""
-    total = np.uint64(0)
-    block, terms = _STEP, np.uint64(0) - _term(words[3], _KEYS[3])  # the checksum is no term
-    for first in range(0, words.size, _BLOCK):
-        part = words[first : min(first + _BLOCK, words.size)]
-        for i in range(part.size):
-            terms += _term(part[i], _KEYS[i])
-        total += _mix(block + terms)
-        block, terms = block + _STEP, np.uint64(0)
+    low, total = np.uint64(0xFFFFFFFF), np.uint64(0)
+    for i in range(words.size):
+        word = words[i] if i != 3 else np.uint64(0)  # the checksum is no term
+        total += _key(2 * i) * (word & low) + _key(2 * i + 1) * (word >> np.uint64(32))
     return total
+
+
+@inner(forceinline=True)
+def _key(i):
+    """Return the factor of 32-bit word number i of a frame, uint64 and odd."""
+    k = (np.uint64(i) * np.uint64(0x9E3779B1)) & np.uint64(0xFFFFFFFF)
+    k ^= k >> np.uint64(16)
+    return (k * (k ^ np.uint64(0x85EBCA6B))) | np.uint64(1)
 
 
 @kernel

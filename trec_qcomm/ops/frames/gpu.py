@@ -1,10 +1,11 @@
 """Kernels of frame.py for the GPU. They write the same bytes as cpu.py, and the host never waits.
 
 The host knows what each header must say. It writes the headers (cpu.seal) once for all calls that
-differ only in their number. On the GPU one kernel puts the headers before the payload and adds up
-the checksums. Another kernel compares both with the received frames.
-Shapes: P frames that are not empty; in all of them S segments, W bytes, H words of 8 bytes of
-headers, B blocks of the checksum.
+differ only in their number. A checksum is a sum, so programs add up parts of it in any order, and
+the program that adds the last part of a frame writes the header and the checksum, or compares them
+with those that came. The parts are blocks of a frame in the kernels of this file. Kernels of codecs
+take tiles of rows in their place, so that nothing is read again (`FramesOfSegments`).
+Shapes: P frames, S segments, W bytes; H words of 8 bytes of headers in all, B blocks.
 """
 
 from dataclasses import dataclass
@@ -21,36 +22,34 @@ from trec_qcomm.core.segments import exclusive_cumsum
 from trec_qcomm.core.transfer import upload
 from trec_qcomm.ops.device import segment_of
 
-BLOCK = 1024  # words of a block of the checksum, which one program adds up
+BLOCK = 1024  # words that one program adds up
 _CHUNK = 2048  # words that one program copies
-_STEP = tl.constexpr(0x9E3779B97F4A7C15)
+# Columns of FramesOnDevice.table.
+_BEGIN, _SIZE, _HEADER, _HEADER_SIZE, ITEMS, _SUM, _ARRIVED = map(tl.constexpr, range(7))
+_LANES = tl.constexpr(128)  # words of a header that are moved at a time
 
 
 @dataclass(frozen=True, eq=False)
 class FramesOnDevice:
     """Headers of frames on the device, and where the frames lie.
 
-    One object serves any number of calls, one after the other on one stream, because a kernel
-    leaves `sums` and `arrived` as they were.
+    One object serves any number of calls, one after the other on one stream, because kernels leave
+    the table as it was.
 
     Args:
         at: [S] int64 on CPU, where each segment begins.
         headers: [H] int64, the words that the host wrote, with 0 as number of the call.
-        header_first: [P + 1] int64, index of each frame's first word among `headers`.
-        begin, size: [P] int64, place and size of each frame in words, without its padding.
+        table: [8 P] int64. For each frame: place and size in words, without its padding; the index
+            of its first word among `headers`, and their number; the number of its rows and
+            segments; memory, 0, for the checksum and for what has arrived; and nothing.
         first_block: [P + 1] int64, index of each frame's first block.
-        sums, arrived: [P] int64, 0: memory for checksums, and for counts of finished blocks.
         num_blocks: B.
     """
 
     at: Tensor
     headers: Tensor
-    header_first: Tensor
-    begin: Tensor
-    size: Tensor
+    table: Tensor
     first_block: Tensor
-    sums: Tensor
-    arrived: Tensor
     num_blocks: int
 
     @classmethod
@@ -59,39 +58,60 @@ class FramesOnDevice:
         device: torch.device,
         at: Tensor,
         headers: Tensor,
-        header_nbytes: Tensor,
-        begin: Tensor,
-        frame_nbytes: Tensor,
+        header_nbytes: Any,
+        begin: Any,
+        frame_nbytes: Any,
+        items: Any = 0,
     ) -> "FramesOnDevice":
         """Copy headers to the device.
 
         Args:
             at: [S] int64 on CPU, where each segment begins.
             headers: [8 H] uint8 on CPU.
-            header_nbytes, begin, frame_nbytes: [P] int64 on CPU, multiples of 8: size of each
+            header_nbytes, begin, frame_nbytes: [P] int64 arrays, multiples of 8: size of each
                 header, and place and size of each frame.
+            items: [P] int64 array, the number of each frame's rows and segments.
         """
-        sizes = frame_nbytes.numpy()  # numpy is faster than torch on vectors this short
-        num_blocks = torch.from_numpy(-(-sizes // (8 * BLOCK)))
-        words = (torch.from_numpy(n // 8) for n in (begin.numpy(), sizes))
-        first_header = exclusive_cumsum(torch.from_numpy(header_nbytes.numpy() // 8))
-        first_block = exclusive_cumsum(num_blocks)
-        zeros = torch.zeros(2 * len(begin), dtype=torch.int64)
-        *vectors, sums_and_counts = upload(
-            device, headers.view(torch.int64), first_header, *words, first_block, zeros
-        )
-        sums, arrived = sums_and_counts[: len(begin)], sums_and_counts[len(begin) :]
-        return cls(at, *vectors, sums, arrived, int(first_block.numpy()[-1]))
+        sizes, table = header_nbytes // 8, np.zeros((len(begin), 8), np.int64)
+        first = sizes.cumsum() - sizes
+        table[:, :4] = np.stack([begin // 8, frame_nbytes // 8, first, sizes], 1)
+        table[:, 4] = items
+        first_block = exclusive_cumsum(torch.from_numpy(-(-frame_nbytes // (8 * BLOCK))))
+        vectors = headers.view(torch.int64), torch.from_numpy(table.reshape(-1)), first_block
+        return cls(at, *upload(device, *vectors), int(first_block.numpy()[-1]))
 
     def launch(self, kernel: Any, buffer: Tensor, call: int, *flags: Tensor) -> None:
         """Run a kernel, one program a block, on the frames in the buffer."""
         if self.num_blocks:
-            num_frames = self.size.numel()
+            num_frames = self.first_block.numel() - 1
             kernel[(self.num_blocks,)](
-                _words(buffer), self.headers, self.header_first, self.begin, self.size,
-                self.first_block, self.sums, self.arrived, *flags, call, num_frames,
-                STEPS=num_frames.bit_length(), BLOCK=BLOCK,
+                _words(buffer), self.headers, self.table, self.first_block, *flags, call,
+                num_frames, STEPS=num_frames.bit_length(), BLOCK=BLOCK,
             )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class FramesOfSegments:
+    """Frames that the kernels of codecs seal, or check, while they code the segments.
+
+    Each program adds up `terms` of all that it writes or reads, and calls `seal_part` or
+    `check_part`. Its items are its rows, and 1 more if it has the first rows of a segment.
+
+    Args:
+        frames: the frames.
+        call: number of the exchange, 16 bits.
+        first: flag that becomes what `first_difference` returns; None to seal.
+        frame: [S] int64 on CPU, the index of each segment's frame.
+    """
+
+    frames: FramesOnDevice
+    call: int
+    first: Tensor | None = None
+    frame: Tensor | None = None
+
+    def of_segments(self, frame: Tensor) -> "FramesOfSegments":
+        """Return the same for some segments. Args: frame: [S] int64, the frame of each."""
+        return FramesOfSegments(self.frames, self.call, self.first, frame)
 
 
 def seal(buffer: Tensor, frames: FramesOnDevice, call: int) -> None:
@@ -136,96 +156,158 @@ def _words(buffer: Tensor) -> Tensor:
 
 
 @triton.jit
-def _block(words, headers, header_first, begin, size, first_block, call, num_frames, STEPS, BLOCK):
-    """Return what the block of this program is: its frame, the place of its words in the frame
-    [BLOCK], whether they are header [BLOCK], the header's words as expected [BLOCK], where the
-    frame begins, and its size in words."""
+def terms(begin, place, word):
+    """Return what words of 32 bits add to the checksum of their frame (frame.checksum), uint64.
+
+    A word of 0 adds nothing.
+
+    Args:
+        begin: where they begin: bytes from the frame's begin, a scalar and a multiple of 4.
+        place: place of each word from there, in words.  word: int32.
+    """
+    word = word.to(tl.uint32, bitcast=True).to(tl.uint64)
+    return _key((begin >> 2).to(tl.uint32) + place.to(tl.uint32)) * word
+
+
+@triton.jit
+def terms_of_bytes(begin, place, value, SIZE: tl.constexpr):
+    """Return what bytes add to the checksum of their frame, uint64. Bytes of 0 add nothing.
+
+    Args:
+        begin: where they begin: bytes from the frame's begin, a scalar.
+        place: the byte from there at which each value's bytes are, a multiple of 2 if SIZE is 2.
+        value: integers whose lowest SIZE bytes count.
+    """
+    MASK: tl.constexpr = (1 << (8 * SIZE)) - 1
+    byte, word = (begin & 3).to(tl.int32) + place, value.to(tl.uint32) & MASK
+    index, shift = (begin >> 2).to(tl.uint32) + (byte >> 2).to(tl.uint32), (byte & 3) * 8
+    shift = shift.to(tl.uint32)
+    total = _key(index) * (word << shift).to(tl.uint64)
+    if SIZE > 2:  # they may end in the next word
+        total += _key(index + 1) * ((word >> 1) >> (31 - shift)).to(tl.uint64)
+    return total
+
+
+@triton.jit
+def _key(index):
+    """Return the factor of 32-bit words in the checksum of their frame, uint64."""
+    k = index * 0x9E3779B1
+    k = k ^ (k >> 16)
+    return k.to(tl.uint64) * (k ^ 0x85EBCA6B).to(tl.uint64) | 1
+
+
+@triton.jit
+def terms_of_words(place, word, live):
+    """Return what words of 8 bytes, int64, add to the checksum of their frame, uint64.
+
+    Args: place: place of each word in the frame.  live: which of them count.
+    """
+    index, word = (place * 2).to(tl.uint32), word.to(tl.uint64, bitcast=True)
+    return tl.where(live, _key(index) * (word & 0xFFFFFFFF) + _key(index + 1) * (word >> 32), 0)
+
+
+@triton.jit
+def _arrive(row, total, items, due):
+    """Add a program's part to a frame. Return whether it was the last part, and the sum if so.
+
+    Args: row: the frame's row of the table.  total: uint64, the sum of the part's terms.
+        items: what the part has of all that is due in the frame.
+    """
+    tl.atomic_add(row + _SUM, total.to(tl.int64, bitcast=True))
+    before = tl.atomic_add(row + _ARRIVED, items)
+    is_last, parts = before + items == due, before * 0
+    if is_last:  # the next call begins with zeros again
+        parts = tl.atomic_xchg(row + _SUM, parts)
+        tl.atomic_xchg(row + _ARRIVED, before * 0)
+    return is_last, parts.to(tl.uint64, bitcast=True)
+
+
+@triton.jit
+def _header(headers, row, begin, call):
+    """Return _LANES words of a frame's header as they must be, where they are in the frame, and
+    which exist. Args: begin: number of the first."""
+    place = begin + tl.arange(0, _LANES)
+    there = place < tl.load(row + _HEADER_SIZE)
+    word = tl.load(headers + tl.load(row + _HEADER) + place, mask=there, other=0)
+    return tl.where(place == 0, word | (call.to(tl.int64) << 48), word), place, there
+
+
+@triton.jit
+def seal_part(words, headers, row, total, items, due, call):
+    """Add a program's part to a frame. With the last part the frame is complete: write its header,
+    its checksum, and zeros up to the next multiple of 128 bytes.
+
+    The arguments are those of `_arrive`.
+    """
+    is_last, checksum = _arrive(row, total, items, due)
+    if is_last:
+        to, size, lane = words + tl.load(row + _BEGIN), tl.load(row + _SIZE), tl.arange(0, _LANES)
+        tl.store(to + size + lane, lane.to(tl.int64) * 0, mask=lane < ((-size) & 15))
+        begin = size * 0
+        while begin < tl.load(row + _HEADER_SIZE):
+            word, place, there = _header(headers, row, begin, call)
+            there = there & (place != 3)
+            tl.store(to + place, word, mask=there)
+            checksum += tl.sum(terms_of_words(place, word, there))
+            begin += _LANES
+        tl.store(to + 3, checksum.to(tl.int64, bitcast=True))
+
+
+@triton.jit
+def check_part(words, headers, row, total, items, due, first, call):
+    """Add a program's part to a frame. With the last part lower `first` [1], -1 before, which is
+    the largest uint32, to the first word of the header that is not as expected.
+
+    The arguments are those of `_arrive`.
+    """
+    is_last, checksum = _arrive(row, total, items, due)
+    if is_last:
+        source, number = words + tl.load(row + _BEGIN), tl.load(row + _HEADER)
+        begin, lowest = number * 0, number * 0 + 0x7FFFFFFF
+        while begin < tl.load(row + _HEADER_SIZE):
+            expected, place, there = _header(headers, row, begin, call)
+            there = there & (place != 3)
+            word = tl.load(source + place, mask=there, other=0)
+            checksum += tl.sum(terms_of_words(place, word, there))
+            differs = there & (word != expected)
+            lowest = tl.minimum(lowest, tl.min(tl.where(differs, number + place, 0x7FFFFFFF)))
+            begin += _LANES
+        if tl.load(source + 3) != checksum.to(tl.int64, bitcast=True):
+            lowest = tl.minimum(lowest, number + 3)
+        if lowest < 0x7FFFFFFF:
+            tl.atomic_min(first.to(tl.pointer_type(tl.uint32)), lowest.to(tl.uint32))
+
+
+@triton.jit
+def _block(words, table, first_block, num_frames, STEPS, BLOCK):
+    """Return what the block of this program is: its frame's row of the table, the sum of its
+    terms, its number of words, and that of the frame."""
     block = tl.program_id(0)
     frame = segment_of(block, first_block, num_frames, STEPS)
-    place = (block - tl.load(first_block + frame)) * BLOCK + tl.arange(0, BLOCK)
-    header = tl.load(header_first + frame)
-    is_header = place < tl.load(header_first + frame + 1) - header
-    expected = tl.load(headers + header + place, mask=is_header, other=0)
-    expected = tl.where(place == 0, expected | (call.to(tl.int64) << 48), expected)
-    return frame, place, is_header, expected, tl.load(begin + frame), tl.load(size + frame)
-
-
-@triton.jit
-def block_sum(number, word, counts, BLOCK):
-    """Return what block `number` adds to the checksum of its frame (frame.checksum).
-
-    Args: word: [BLOCK] int64.  counts: [BLOCK], whether a word is in the frame and not the checksum
-        itself.
-    """
-    x = word.to(tl.uint64, bitcast=True) ^ _mix((tl.arange(0, BLOCK) + 1).to(tl.uint64) * _STEP)
-    term = tl.where(counts, x + (x >> 32) * (x & 0xFFFFFFFF), 0)
-    total = tl.sum(term, 0) + (number + 1).to(tl.uint64) * _STEP
-    return _mix(total).to(tl.int64, bitcast=True)
-
-
-@triton.jit
-def _checksum(frame, place, word, size, first_block, sums, arrived, BLOCK):
-    """Add this program's block to its frame's checksum. Return whether it was the last one to do
-    so, and if it was, the checksum, see frame.checksum."""
-    first = tl.load(first_block + frame)
-    number = tl.program_id(0) - first
-    counts = (place < size) & (place != 3)
-    tl.atomic_add(sums + frame, block_sum(number, word, counts, BLOCK))
-    before = tl.atomic_add(arrived + frame, 1)
-    is_last = before == tl.load(first_block + frame + 1) - first - 1
-    checksum = before * 0
-    if is_last:  # the next call begins with zeros again
-        checksum = tl.atomic_xchg(sums + frame, checksum)
-        tl.store(arrived + frame, 0)
-    return is_last, checksum
+    row, begin = table + 8 * frame, (block - tl.load(first_block + frame)) * BLOCK
+    place, size = begin + tl.arange(0, BLOCK), tl.load(row + _SIZE)
+    is_payload = (place < size) & (place >= tl.load(row + _HEADER_SIZE))
+    word = tl.load(words + tl.load(row + _BEGIN) + place, mask=is_payload, other=0)
+    total = tl.sum(terms_of_words(place, word, is_payload))
+    return row, total, tl.minimum(size - begin, BLOCK), size
 
 
 # Without this, a call's number of 1 or a multiple of 16 would compile another kernel.
 @triton.jit(do_not_specialize=["call"])
 def _seal(
-    words, headers, header_first, begin, size, first_block, sums, arrived, call, num_frames,
-    STEPS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    frame, place, is_header, header, at, num_words = _block(
-        words, headers, header_first, begin, size, first_block, call, num_frames, STEPS, BLOCK
-    )
-    payload = tl.load(words + at + place, mask=(place < num_words) & (is_header == 0), other=0)
-    word = tl.where(is_header, header, payload)
-    # Up to the next multiple of 128 bytes follow zeros, which lie within the last block.
-    is_padding = (place >= num_words) & (place < (num_words + 15) // 16 * 16)
-    tl.store(words + at + place, word, mask=(is_header & (place != 3)) | is_padding)
-    is_last, checksum = _checksum(frame, place, word, num_words, first_block, sums, arrived, BLOCK)
-    if is_last:
-        tl.store(words + at + 3, checksum)
+    words, headers, table, first_block, call, num_frames, STEPS: tl.constexpr, BLOCK: tl.constexpr
+):
+    row, total, items, due = _block(words, table, first_block, num_frames, STEPS, BLOCK)
+    seal_part(words, headers, row, total, items, due, call)
 
 
 @triton.jit(do_not_specialize=["call"])
 def _compare(
-    words, headers, header_first, begin, size, first_block, sums, arrived, first, call, num_frames,
+    words, headers, table, first_block, first, call, num_frames,
     STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Lower `first` [1], -1 before, which is the largest uint32, to the first word of a header
-    that is not as expected."""
-    frame, place, is_header, expected, at, num_words = _block(
-        words, headers, header_first, begin, size, first_block, call, num_frames, STEPS, BLOCK
-    )
-    word = tl.load(words + at + place, mask=place < num_words, other=0)
-    number = tl.load(header_first + frame)
-    differs = is_header & (place != 3) & (word != expected)
-    lowest = tl.min(tl.where(differs, number + place, 0x7FFFFFFF), 0)
-    is_last, checksum = _checksum(frame, place, word, num_words, first_block, sums, arrived, BLOCK)
-    if is_last and checksum != tl.load(words + at + 3):
-        lowest = tl.minimum(lowest, number + 3)
-    if lowest < 0x7FFFFFFF:
-        tl.atomic_min(first.to(tl.pointer_type(tl.uint32)), lowest.to(tl.uint32))
-
-
-@triton.jit
-def _mix(z):
-    """Return a uint64 that depends on every bit of z, one to one. z: uint64."""
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
-    return z ^ (z >> 31)
+    row, total, items, due = _block(words, table, first_block, num_frames, STEPS, BLOCK)
+    check_part(words, headers, row, total, items, due, first, call)
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trec_qcomm.ops.device import download, segment_of
 from trec_qcomm.ops.frames import gpu as frames
-from trec_qcomm.ops.frames.gpu import BLOCK, FramesOnDevice, block_sum
+from trec_qcomm.ops.frames.gpu import BLOCK, FramesOnDevice, terms_of_words
 from trec_qcomm.ops.id_messages import cpu
 from trec_qcomm.ops.id_messages.cpu import HEADER_NBYTES
 
@@ -34,11 +34,9 @@ def seal(buffer: Tensor, nbytes: Any, counts: Any, num_bags: int, flags: int) ->
     fields[:, 0], fields[:, 1] = cpu.MAGIC, cpu.VERSION | np.uint32(flags << 16)
     fields[:, 2], fields[:, 3] = counts[sent], num_bags
     fields[:, 4:6] = nbytes[sent][:, None].view(np.uint32)
-    sizes = torch.from_numpy(nbytes[sent])
-    headers = torch.from_numpy(fields.reshape(-1).view(np.uint8))
-    begins = sizes.cumsum(0) - sizes
+    sizes, headers = nbytes[sent], torch.from_numpy(fields.reshape(-1).view(np.uint8))
     none = torch.zeros(0, dtype=torch.int64)
-    where = torch.full_like(sizes, HEADER_NBYTES), begins, sizes
+    where = np.full_like(sizes, HEADER_NBYTES), sizes.cumsum() - sizes, sizes
     on_device = FramesOnDevice.from_host(buffer.device, none, headers, *where)
     frames.seal(buffer, on_device, 0)
 
@@ -123,8 +121,9 @@ def _add_up(
     block = tl.program_id(0).to(tl.int64)
     if block < tl.load(first_block + num_messages):
         message = segment_of(block, first_block, num_messages, STEPS)
-        number, begin = block - tl.load(first_block + message), tl.load(begins + message)
-        place = number * BLOCK + tl.arange(0, BLOCK)
+        begin = tl.load(begins + message)
+        place = (block - tl.load(first_block + message)) * BLOCK + tl.arange(0, BLOCK)
         counts = (place < tl.load(begins + message + 1) - begin) & (place != 3)
         word = tl.load(words + begin + place, mask=counts, other=0)
-        tl.atomic_add(sums + message, block_sum(number, word, counts, BLOCK))
+        total = tl.sum(terms_of_words(place, word, counts))
+        tl.atomic_add(sums + message, total.to(tl.int64, bitcast=True))

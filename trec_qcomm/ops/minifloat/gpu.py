@@ -12,7 +12,16 @@ from torch import Tensor
 
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.device import no_segment, power_of_two
-from trec_qcomm.ops.row_blocks import RowBlocks, note_segment, rows_of_program, store_zeros
+from trec_qcomm.ops.frames.gpu import FramesOfSegments, terms_of_bytes
+from trec_qcomm.ops.row_blocks import (
+    RowBlocks,
+    check_rows,
+    note_segment,
+    place_of,
+    rows_of_program,
+    seal_rows,
+    store_zeros,
+)
 from trec_qcomm.ops.rowwise.gpu import dither, halves_of
 from trec_qcomm.ops.value_bits import (
     FP16,
@@ -28,8 +37,6 @@ from trec_qcomm.ops.value_bits import (
     to_store,
 )
 
-_REGISTERS = 64  # that a thread of `decode` may use; told no number, the compiler spills at dim 1
-
 
 def encode(
     values: Tensor,
@@ -41,13 +48,17 @@ def encode(
     exponent_bits: int,
     stochastic: bool,
     seed: int,
+    frames: FramesOfSegments | None = None,
 ) -> tuple[int, None]:
-    """Write the segments; return -1, because no value is refused."""
-    blocks = RowBlocks.from_segments(segments, at, values.device)
+    """Write the segments, and seal their frames if these are given.
+
+    Returns: -1, because no value is refused; and None, because flushed values are not counted.
+    """
+    blocks = RowBlocks.from_segments(segments, at, values.device, frames)
     rows, kind = as_bits(values)
     blocks.launch(
         _encode, rows, payload, blocks.numbers, *halves_of(seed), ROWS=kind, BITS=bits,
-        EXPONENT_BITS=exponent_bits, STOCHASTIC=stochastic,
+        EXPONENT_BITS=exponent_bits, STOCHASTIC=stochastic, frames=frames,
     )  # fmt: skip
     return -1, None
 
@@ -56,10 +67,10 @@ def decode(
     encoded: Encoded, segments: Segments, out: Tensor, *, bits: int, exponent_bits: int
 ) -> Tensor:
     """Write the rows; return [1] int32, the first segment with an exponent byte of 0, or -1."""
-    blocks = RowBlocks.from_segments(segments, encoded.at, out.device)
+    blocks = RowBlocks.from_segments(segments, encoded.at, out.device, encoded.frames)
     wrong, (rows, kind) = no_segment(out.device), loadable(out)
     options = {"ROWS": kind, "BITS": bits, "EXPONENT_BITS": exponent_bits}
-    blocks.launch(_decode, encoded.payload, rows, wrong, maxnreg=_REGISTERS, **options)
+    blocks.launch(_decode, encoded.payload, rows, wrong, frames=encoded.frames, **options)
     return wrong
 
 
@@ -82,14 +93,27 @@ def _places(width, live, j, BLOCK_ROWS: tl.constexpr):
     return (row * width)[:, None] + j[None, :], live[:, None] & (j < width)[None, :]
 
 
+@triton.jit
+def _sum_of_codes(begin, code, width, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    """Return the sum of the terms of codes of 8 bits, which are 0 where there is none.
+
+    Args: begin: where the tile's codes begin: bytes from the frame's begin.
+    """
+    PER: tl.constexpr = 4 if BLOCK_DIM >= 4 else BLOCK_DIM
+    parts = tl.reshape(code, (BLOCK_ROWS, BLOCK_DIM // PER, PER))
+    word = tl.sum(parts << (tl.arange(0, PER) * 8)[None, None, :], 2)
+    row, j = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_DIM // PER)
+    return tl.sum(terms_of_bytes(begin, (row * width)[:, None] + PER * j[None, :], word, 4))
+
+
 # Without this, a seed of 1 becomes a constant, and one divisible by 16 compiles another kernel.
-@triton.jit(do_not_specialize=["seed_low", "seed_high"])
+@triton.jit(do_not_specialize=["seed_low", "seed_high", "call"])
 def _encode(
     values, payload, numbers, seed_low, seed_high,
-    first, offsets, start, stride, at, num_segments, dim,
+    first, offsets, start, stride, at, num_segments, dim, headers, table, frame_of, flag, call,
     ROWS: tl.constexpr, BITS: tl.constexpr, EXPONENT_BITS: tl.constexpr, STOCHASTIC: tl.constexpr,
     STEPS: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, FRAMES: tl.constexpr,
 ):  # fmt: skip
     """Write the exponents and codes of the rows, and zeros after a segment's last row.
 
@@ -124,12 +148,19 @@ def _encode(
     code = tl.where((bits & MAGNITUDE) > INF, SIGN, code)
     code = tl.where(mask, code, 0)
 
-    width, exponents = (BITS * dim + 7) // 8, payload + tl.load(at + segment)
-    tl.store(exponents + i + tl.arange(0, BLOCK_ROWS), (e + 127).to(tl.uint8), mask=live)
-    to = exponents + n + i * width
+    width, row = (BITS * dim + 7) // 8, tl.arange(0, BLOCK_ROWS)
+    begins, origin = place_of(segment, at, frame_of, table, FRAMES)
+    tl.store(payload + begins + i + row, (e + 127).to(tl.uint8), mask=live)
+    at_codes = begins + n + i * width
+    to = payload + at_codes
+    if FRAMES:
+        exponents = tl.where(live, e + 127, 0)
+        total = tl.sum(terms_of_bytes(begins + i - origin, row, exponents, 1))
     if BITS == 8:
         place, there = _places(width, live, d, BLOCK_ROWS)
         tl.store(to + place, code.to(tl.uint8), there)
+        if FRAMES:
+            total += _sum_of_codes(at_codes - origin, code, width, BLOCK_ROWS, BLOCK_DIM)
     else:
         WORDS: tl.constexpr = (BLOCK_DIM + 3) // 4
         if BLOCK_DIM >= 4:
@@ -137,19 +168,26 @@ def _encode(
             word = tl.sum(parts, 2)
         else:
             word = tl.sum(code << (d * 6)[None, :], 1)[:, None]
+        if FRAMES:
+            place = (row * width)[:, None] + 3 * tl.arange(0, WORDS)[None, :]
+            total += tl.sum(terms_of_bytes(at_codes - origin, place, word, 3))
         word = tl.trans(word)
         for t in tl.static_range(3):
             place, there = _places(width, live, 3 * tl.arange(0, WORDS) + t, BLOCK_ROWS)
             tl.store(to + tl.trans(place), (word >> (8 * t)).to(tl.uint8), tl.trans(there))
     if i == 0:
-        store_zeros(payload, tl.load(at + segment) + n * (1 + width))
+        store_zeros(payload, begins + n * (1 + width))
+    if FRAMES:
+        seal_rows(payload, total, segment, n, i, headers, table, frame_of, call, BLOCK_ROWS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["call"])
 def _decode(
     payload, out, first_bad, first, offsets, start, stride, at, num_segments, dim,
+    headers, table, frame_of, flag, call,
     ROWS: tl.constexpr, BITS: tl.constexpr, EXPONENT_BITS: tl.constexpr, STEPS: tl.constexpr,
     VECTOR: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    FRAMES: tl.constexpr,
 ):  # fmt: skip
     """Write the rows. A row with a bad exponent becomes anything."""
     SIGN: tl.constexpr = 1 << (BITS - 1)
@@ -160,15 +198,22 @@ def _decode(
     segment, n, i, begin, live, away = rows_of_program(
         first, offsets, start, stride, num_segments, STEPS, VECTOR, WIDE, BLOCK_ROWS
     )
-    width, exponents = (BITS * dim + 7) // 8, payload + tl.load(at + segment)
-    byte = tl.load(exponents + i + tl.arange(0, BLOCK_ROWS), mask=live, other=1).to(tl.int32)
-    note_segment(first_bad, tl.min(byte, 0) == 0, segment)
-    e = tl.maximum(byte - 127, -126)
+    width, row = (BITS * dim + 7) // 8, tl.arange(0, BLOCK_ROWS)
+    begins, origin = place_of(segment, at, frame_of, table, FRAMES)
+    exponents = tl.load(payload + begins + i + row, mask=live, other=1).to(tl.int32)
+    note_segment(first_bad, tl.min(exponents, 0) == 0, segment)
+    e = tl.maximum(exponents - 127, -126)
 
-    source, d = exponents + n + i * width, tl.arange(0, BLOCK_DIM)
+    at_codes, d = begins + n + i * width, tl.arange(0, BLOCK_DIM)
+    source = payload + at_codes
+    if FRAMES:
+        exponents = tl.where(live, exponents, 0)
+        total = tl.sum(terms_of_bytes(begins + i - origin, row, exponents, 1))
     if BITS == 8:
         place, there = _places(width, live, d, BLOCK_ROWS)
         q = tl.load(source + place, mask=there, other=0).to(tl.int32)
+        if FRAMES:
+            total += _sum_of_codes(at_codes - origin, q, width, BLOCK_ROWS, BLOCK_DIM)
     else:
         WORDS: tl.constexpr = (BLOCK_DIM + 3) // 4
         word = tl.zeros([WORDS, BLOCK_ROWS], tl.int32)
@@ -177,6 +222,9 @@ def _decode(
             byte = tl.load(source + tl.trans(place), mask=tl.trans(there), other=0)
             word |= byte.to(tl.int32) << (8 * t)
         word = tl.trans(word)
+        if FRAMES:
+            place = (row * width)[:, None] + 3 * tl.arange(0, WORDS)[None, :]
+            total += tl.sum(terms_of_bytes(at_codes - origin, place, word, 3))
         PER: tl.constexpr = 4 if BLOCK_DIM >= 4 else BLOCK_DIM
         parts = word[:, :, None] >> (tl.arange(0, PER) * 6)[None, None, :]
         q = tl.reshape(parts, (BLOCK_ROWS, BLOCK_DIM)) & 63
@@ -192,3 +240,8 @@ def _decode(
     x = tl.where((code > LARGEST + 1) | (q == SIGN), float("nan"), x)
     mask = live[:, None] & (d < dim)[None, :]
     tl.store(out + begin + (away[:, None] + d[None, :]), to_store(x, ROWS), mask=mask)
+    if FRAMES:
+        check_rows(
+            payload, total, begins + n * (1 + width), origin, segment, n, i, headers, table,
+            frame_of, flag, call, BLOCK_ROWS,
+        )  # fmt: skip

@@ -12,7 +12,16 @@ from torch import Tensor
 from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.batch.rank_sum.gpu import plus
 from trec_qcomm.ops.device import no_segment, power_of_two, words
-from trec_qcomm.ops.row_blocks import RowBlocks, note_segment, rows_of_program, store_zeros
+from trec_qcomm.ops.frames.gpu import FramesOfSegments, terms, terms_of_bytes
+from trec_qcomm.ops.row_blocks import (
+    RowBlocks,
+    check_rows,
+    note_segment,
+    place_of,
+    rows_of_program,
+    seal_rows,
+    store_zeros,
+)
 from trec_qcomm.ops.rowwise import reference
 from trec_qcomm.ops.value_bits import (
     FP16,
@@ -42,18 +51,19 @@ def encode(
     bits: int,
     stochastic: bool,
     seed: int,
+    frames: FramesOfSegments | None = None,
 ) -> tuple[Tensor, None]:
-    """Write the segments, without waiting for the GPU.
+    """Write the segments, and seal their frames if these are given, without waiting for the GPU.
 
     Returns: [1] int32, the first segment that holds NaN or inf, or -1; and None, because flushed
         values are not counted.
     """
-    blocks = RowBlocks.from_segments(segments, at, values.device)
+    blocks = RowBlocks.from_segments(segments, at, values.device, frames)
     nonfinite, (rows, kind) = no_segment(values.device), loadable(values)
     blocks.launch(
         _quantize, rows, payload, words(payload, torch.int32), nonfinite, blocks.numbers,
         *halves_of(seed), ROWS=kind, BITS=bits, STOCHASTIC=stochastic,
-        WORDS=_fills_words(segments, bits),
+        WORDS=_fills_words(segments, bits), frames=frames,
     )  # fmt: skip
     return nonfinite, None
 
@@ -63,11 +73,11 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> T
 
     Returns: [1] int32, the first segment with an exponent that no encoder writes, or -1.
     """
-    blocks = RowBlocks.from_segments(segments, encoded.at, out.device)
+    blocks = RowBlocks.from_segments(segments, encoded.at, out.device, encoded.frames)
     payload, wrong, (rows, kind) = encoded.payload, no_segment(out.device), loadable(out)
     blocks.launch(
         _dequantize, payload, words(payload, torch.int32), rows, wrong, ROWS=kind, BITS=bits,
-        WORDS=_fills_words(segments, bits),
+        WORDS=_fills_words(segments, bits), frames=encoded.frames,
     )  # fmt: skip
     return wrong
 
@@ -80,12 +90,12 @@ def decode_sum(
     Returns: [1] int32, the first segment of all parts with an exponent that no encoder writes, or
         -1.
     """
-    blocks = RowBlocks.from_segments(segments, encoded.at, out.device)
+    blocks = RowBlocks.from_segments(segments, encoded.at, out.device, encoded.frames)
     payload, wrong = encoded.payload, no_segment(out.device)
     num_terms = len(encoded.at) // max(segments.num_segments, 1) + (held_at >= 0)
     blocks.launch(
         _dequantize_sum, payload, words(payload, torch.int32), out, wrong, num_terms, held_at,
-        BITS=bits, WORDS=_fills_words(segments, bits),
+        BITS=bits, WORDS=_fills_words(segments, bits), frames=encoded.frames,
     )  # fmt: skip
     return wrong
 
@@ -173,13 +183,13 @@ def _pack(q, BITS: tl.constexpr, WORDS: tl.constexpr, ROWS: tl.constexpr, DIM: t
 
 
 # Without this, a seed of 1 becomes a constant, and one divisible by 16 compiles another kernel.
-@triton.jit(do_not_specialize=["seed_low", "seed_high"])
+@triton.jit(do_not_specialize=["seed_low", "seed_high", "call"])
 def _quantize(
     values, payload, words, nonfinite, numbers, seed_low, seed_high,
-    first, offsets, start, stride, at, num_segments, dim,
+    first, offsets, start, stride, at, num_segments, dim, headers, table, frame_of, flag, call,
     ROWS: tl.constexpr, BITS: tl.constexpr, STOCHASTIC: tl.constexpr, WORDS: tl.constexpr,
     STEPS: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, FRAMES: tl.constexpr,
 ):  # fmt: skip
     """Write header and codes of each row, and the end of each segment.
 
@@ -189,7 +199,8 @@ def _quantize(
     segment, n, i, begin, live, away = rows_of_program(
         first, offsets, start, stride, num_segments, STEPS, VECTOR, WIDE, BLOCK_ROWS
     )
-    place, d = tl.load(at + segment), tl.arange(0, BLOCK_DIM)
+    place, origin = place_of(segment, at, frame_of, table, FRAMES)
+    d = tl.arange(0, BLOCK_DIM)
     inside = (d < dim)[None, :]
     source = values + begin + (away[:, None] + d[None, :])
     x = float_of(tl.load(source, mask=live[:, None] & inside, other=0), ROWS)
@@ -213,48 +224,63 @@ def _quantize(
 
     tl.store(words + place // 4 + i + row, header, mask=live)
     width, at_codes = (dim * BITS + 7) // 8, place + 4 * n
+    SIZE: tl.constexpr = 4 if WORDS else 1
+    j, width_in_words = tl.arange(0, (BLOCK_DIM * BITS + 7) // (8 * SIZE))[None, :], width // SIZE
+    there, k = live[:, None] & (j < width_in_words), (row * width_in_words)[:, None] + j
     if WORDS:
-        j, width_in_words = tl.arange(0, BLOCK_DIM * BITS // 32)[None, :], dim * BITS // 32
-        to = words + at_codes // 4 + i * width_in_words + ((row * width_in_words)[:, None] + j)
-        tl.store(to, codes, mask=live[:, None] & (j < width_in_words))
+        tl.store(words + at_codes // 4 + i * width_in_words + k, codes, mask=there)
     else:
-        j = tl.arange(0, (BLOCK_DIM * BITS + 7) // 8)[None, :]
-        to = payload + at_codes + i * width + ((row * width)[:, None] + j)
-        tl.store(to, codes.to(tl.uint8), mask=live[:, None] & (j < width))
+        tl.store(payload + at_codes + i * width + k, codes.to(tl.uint8), mask=there)
     if i == 0:
         store_zeros(payload, at_codes + n * width)
+    if FRAMES:
+        codes, begin = tl.where(there, codes, 0), at_codes + i * width - origin
+        total = tl.sum(terms(place + 4 * i - origin, row, tl.where(live, header, 0)))
+        total += tl.sum(terms(begin, k, codes) if WORDS else terms_of_bytes(begin, k, codes, 1))
+        seal_rows(payload, total, segment, n, i, headers, table, frame_of, call, BLOCK_ROWS)
 
 
 @triton.jit
 def _codes(
-    payload, words, at_codes, i, row, live, dim,
+    payload, words, at_codes, origin, i, row, live, dim,
     BITS: tl.constexpr, WORDS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+    FRAMES: tl.constexpr,
 ):  # fmt: skip
-    """Return the codes of a tile of rows."""
+    """Return the codes of a tile of rows, and the sum of their terms if FRAMES."""
     TOP: tl.constexpr = (1 << BITS) - 1
     PER: tl.constexpr = (32 if WORDS else 8) // BITS
+    total = tl.cast(0, tl.uint64)
     if WORDS:
         j, width = tl.arange(0, DIM // PER)[None, :], dim // PER
-        source = words + at_codes // 4 + i * width + ((row * width)[:, None] + j)
-        word = tl.load(source, mask=live[:, None] & (j < width), other=0)
+        there, k = live[:, None] & (j < width), (row * width)[:, None] + j
+        word = tl.load(words + at_codes // 4 + i * width + k, mask=there, other=0)
+        if FRAMES:
+            total = tl.sum(terms(at_codes + 4 * i * width - origin, k, word))
         parts = word[:, :, None] >> (tl.arange(0, PER) * BITS)[None, None, :]
         q = tl.reshape(parts, (ROWS, DIM)) & TOP
     else:
         d, width = tl.arange(0, DIM)[None, :], (dim * BITS + 7) // 8
-        source = payload + at_codes + i * width + ((row * width)[:, None] + d // PER)
-        byte = tl.load(source, mask=live[:, None] & (d < dim), other=0)
+        there, k = live[:, None] & (d < dim), (row * width)[:, None] + d // PER
+        byte = tl.load(payload + at_codes + i * width + k, mask=there, other=0)
+        if FRAMES:
+            once = tl.where(d % PER == 0, byte, 0)
+            total = tl.sum(terms_of_bytes(at_codes + i * width - origin, k, once, 1))
         q = (byte.to(tl.int32) >> (d % PER * BITS)) & TOP
-    return q
+    return q, total
 
 
 @triton.jit
 def _values(
-    payload, words, place, first_bad, number, n, i, live, dim, LARGEST: tl.constexpr,
+    payload, words, place, origin, first_bad, number, n, i, live, dim, LARGEST: tl.constexpr,
     BITS: tl.constexpr, WORDS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    FRAMES: tl.constexpr,
 ):  # fmt: skip
-    """Return the values of a tile of rows. Those of a row with a bad exponent are anything.
+    """Return the values of a tile of rows, and the sum of their terms if FRAMES.
 
-    Args: place: where the segment begins.  number: the segment's, for `first_bad`.
+    Values of a row with a bad exponent are anything.
+
+    Args: place, origin: where the segment and its frame begin.  number: the segment's, for
+        `first_bad`.
         n: number of its rows.  i, live: the tile's first row, and which rows it has.
         LARGEST: largest finite value.
     """
@@ -264,41 +290,54 @@ def _values(
     least = tl.min(header.to(tl.uint32, bitcast=True), 0)
     note_segment(first_bad, least < (_MIN_EXPONENT + _BIAS) << 24, number)
     at_codes = place + 4 * n
-    q = _codes(payload, words, at_codes, i, row, live, dim, BITS, WORDS, BLOCK_ROWS, BLOCK_DIM)
+    q, total = _codes(
+        payload, words, at_codes, origin, i, row, live, dim, BITS, WORDS, BLOCK_ROWS, BLOCK_DIM,
+        FRAMES,
+    )  # fmt: skip
+    if FRAMES:
+        total += tl.sum(terms(place + 4 * i - origin, row, tl.where(live, header, 0)))
     low, scale, factor = _grid(header, BITS)
     x = (q.to(tl.float32) * scale[:, None] + low[:, None]) * factor[:, None]
     x = tl.minimum(tl.maximum(x, -LARGEST), LARGEST)
     special = q >= tl.where((header & _MARK) != 0, TOP - 2, TOP + 1)[:, None]
     rest = tl.where(q == TOP - 1, float("-inf"), float("nan"))
-    return tl.where(special, tl.where(q == TOP - 2, float("inf"), rest), x)
+    return tl.where(special, tl.where(q == TOP - 2, float("inf"), rest), x), total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["call"])
 def _dequantize(
     payload, words, out, first_bad, first, offsets, start, stride, at, num_segments, dim,
+    headers, table, frame_of, flag, call,
     ROWS: tl.constexpr, BITS: tl.constexpr, WORDS: tl.constexpr, STEPS: tl.constexpr,
     VECTOR: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    FRAMES: tl.constexpr,
 ):  # fmt: skip
     """Write the rows."""
     segment, n, i, begin, live, away = rows_of_program(
         first, offsets, start, stride, num_segments, STEPS, VECTOR, WIDE, BLOCK_ROWS
     )
     LARGEST: tl.constexpr = MAX_FP32 if ROWS == FP32 else MAX_FP16 if ROWS == FP16 else MAX_BF16
-    x = _values(
-        payload, words, tl.load(at + segment), first_bad, segment, n, i, live, dim, LARGEST,
-        BITS, WORDS, BLOCK_ROWS, BLOCK_DIM,
+    place, origin = place_of(segment, at, frame_of, table, FRAMES)
+    x, total = _values(
+        payload, words, place, origin, first_bad, segment, n, i, live, dim, LARGEST,
+        BITS, WORDS, BLOCK_ROWS, BLOCK_DIM, FRAMES,
     )  # fmt: skip
     d = tl.arange(0, BLOCK_DIM)
     mask = live[:, None] & (d < dim)[None, :]
     tl.store(out + begin + (away[:, None] + d[None, :]), to_store(x, ROWS), mask=mask)
+    if FRAMES:
+        check_rows(
+            payload, total, place + n * (4 + (dim * BITS + 7) // 8), origin, segment, n, i,
+            headers, table, frame_of, flag, call, BLOCK_ROWS,
+        )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_terms", "held_at"])
+@triton.jit(do_not_specialize=["num_terms", "held_at", "call"])
 def _dequantize_sum(
     payload, words, out, first_bad, num_terms, held_at,
-    first, offsets, start, stride, at, num_segments, dim,
+    first, offsets, start, stride, at, num_segments, dim, headers, table, frame_of, flag, call,
     BITS: tl.constexpr, WORDS: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr, FRAMES: tl.constexpr,
 ):  # fmt: skip
     """Write the sums of the rows of all parts. at: [number of parts, num_segments]."""
     segment, n, i, begin, live, away = rows_of_program(
@@ -313,10 +352,16 @@ def _dequantize_sum(
         if term == held_at:
             x = tl.load(to, mask=mask, other=0.0)
         else:
-            x = _values(
-                payload, words, tl.load(at + number), first_bad, number, n, i, live, dim,
-                MAX_FP32, BITS, WORDS, BLOCK_ROWS, BLOCK_DIM,
+            place, origin = place_of(number, at, frame_of, table, FRAMES)
+            x, parts = _values(
+                payload, words, place, origin, first_bad, number, n, i, live, dim, MAX_FP32,
+                BITS, WORDS, BLOCK_ROWS, BLOCK_DIM, FRAMES,
             )  # fmt: skip
+            if FRAMES:
+                check_rows(
+                    payload, parts, place + n * (4 + (dim * BITS + 7) // 8), origin, number, n, i,
+                    headers, table, frame_of, flag, call, BLOCK_ROWS,
+                )  # fmt: skip
             number += num_segments
         total = tl.where(term == 0, x, plus(total, x))  # 0 + -0 is not -0
         term += 1
