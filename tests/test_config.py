@@ -62,6 +62,10 @@ def test_codecs_survive_a_round_trip(codec):
     assert eval(repr(codec)) == codec
 
 
+def low_rank(**fields):
+    return {"dense": {"codec": "float6", "low_rank": fields}}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -121,6 +125,16 @@ def test_codecs_survive_a_round_trip(codec):
         ({"debug": {"shadow": ["int8"]}}, r"debug.shadow\[0\]: unknown codec 'int8'"),
         ({"debug": {"shadow": ["forward_mask"]}}, r"debug: shadow\[0\]: forward_mask needs the"),
         ({"debug": {"folder": 3}}, "debug.folder: 3 is not a text"),
+        ({"sync": {"every": 0}}, "sync.every: 0 is not an integer in 1"),
+        ({"sync": {"optimizer": {"codec": "rowwise", "bits": 8}}}, "sync: optimizer: rowwise is"),
+        ({"sync": {"codec": {"codec": "forward_mask"}}}, "sync: codec: forward_mask is for"),
+        ({"sync": {"algorithm": "ring"}}, "sync.algorithm: 'ring' is not one of"),
+        ({"sync": {"feedback_rows": -1}}, "sync.feedback_rows: -1 is not"),
+        ({"sync": {"codes": "identity"}}, "sync.codes: unknown key; allowed: codec, optimizer"),
+        (low_rank(rank="auto"), r"dense\.low_rank\.rank: 'auto' is not an integer in 1\.\.256"),
+        (low_rank(rank=True), r"dense\.low_rank\.rank: True is not an integer"),
+        (low_rank(rank=0), r"dense\.low_rank\.rank: 0 is not an integer in 1\.\.256"),
+        (low_rank(rank=257), r"dense\.low_rank\.rank: 257 is not an integer in 1\.\.256"),
     ],
 )  # fmt: skip
 def test_errors_name_file_field_and_choices(tmp_path, change, message):
@@ -141,6 +155,22 @@ def test_errors_name_file_field_and_choices(tmp_path, change, message):
         ("seed: 1\nseed: 2\n", "key 'seed' is given twice"),
         ("- 1", "my.yaml: top level: expected a mapping of embedding"),
         ("", "my.yaml: top level: expected a mapping of embedding"),
+        ("a: &a {seed: 1}\nb: {<<: *a, <<: *a}", "key '<<' is given twice"),
+        ("a: &a {seed: 1}\nb: {<<: *a, seed: 1, seed: 2}", "key 'seed' is given twice"),
+        ("a: &a {b: &b {<<: *a}}", "recursive"),
+        ("<<: 3", "expected a mapping or list of mappings for merging"),
+        ("dense: {x-codec: float6, codec: float6}", r"dense\.x-codec: unknown key"),
+        ("xcodec: 3", "xcodec: unknown key"),
+        ("seed: 1:30", "seed: '1:30' is not an integer"),
+        ("seed: 1_0:30.5", "seed: '1_0:30.5' is not an integer"),
+        (
+            "x-a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+            + "".join(
+                f"x-{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij")
+            )
+            + "dense: *j",
+            r"dense\[0\]: expected .* got \[\[",
+        ),
     ],
 )
 def test_broken_documents_name_the_file(tmp_path, text, message):
@@ -184,22 +214,6 @@ def test_anchors_and_merge_keys_work(tmp_path):
         load(tmp_path, ANCHORED)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: &a {seed: 1}\nb: {<<: *a, <<: *a}", "key '<<' is given twice"),
-        ("a: &a {seed: 1}\nb: {<<: *a, seed: 1, seed: 2}", "key 'seed' is given twice"),
-        ("a: &a {b: &b {<<: *a}}", "recursive"),
-        ("<<: 3", "expected a mapping or list of mappings for merging"),
-        ("dense: {x-codec: float6, codec: float6}", r"dense\.x-codec: unknown key"),
-        ("xcodec: 3", "xcodec: unknown key"),
-    ],
-)
-def test_what_cannot_be_merged_is_an_error(tmp_path, text, message):
-    with pytest.raises(ValueError, match=message):
-        load(tmp_path, text)
-
-
 @pytest.mark.parametrize("text", ["1e-3", "1.e-3", ".1e-2", "0.001", "1E-3", "1.0e-3", "+1e-3"])
 def test_exponents_are_numbers(tmp_path, text):
     yaml_text = f"embedding: [{{tables: a, forward: {{codec: error_bounded, bound: {text}}}, "
@@ -238,24 +252,6 @@ def test_a_codec_name_is_short_for_its_mapping(tmp_path):
     assert config.dense == GradientRule(codec=Float6())
     assert config.data_parallel == TableGradientRule(codec=Identity())
     assert config_from_dict(config_to_dict(config), source=config.source) == config
-
-
-def low_rank(**fields):
-    return {"dense": {"codec": "float6", "low_rank": fields}}
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"rank": "auto"}, r"rank: 'auto' is not an integer in 1\.\.256"),
-        ({"rank": True}, "rank: True is not an integer"),
-        ({"rank": 0}, r"rank: 0 is not an integer in 1\.\.256"),
-        ({"rank": 257}, r"rank: 257 is not an integer in 1\.\.256"),
-    ],
-)
-def test_low_rank_refuses(fields, message):
-    with pytest.raises(ValueError, match=rf"dense\.low_rank\.{message}"):
-        config_from_dict(low_rank(**fields))
 
 
 def test_codecs_of_gradients_do_not_send_rows():
@@ -393,41 +389,3 @@ def test_a_sync_rule_comes_back_as_it_was():
     assert config_from_dict(config_to_dict(config)) == config
     assert config_from_dict({"sync": {}}).sync == SyncRule()
     assert repr(QComm(config)).endswith(f"; sync: {Rowwise(bits=4)!r} every 3)")
-
-
-@pytest.mark.parametrize(
-    ("fields", "match"),
-    [
-        ({"every": 0}, "sync.every: 0 is not an integer in 1"),
-        ({"optimizer": {"codec": "rowwise", "bits": 8}}, "sync: optimizer: rowwise is not one of"),
-        ({"codec": {"codec": "forward_mask"}}, "sync: codec: forward_mask is for the gradients"),
-        ({"algorithm": "ring"}, "sync.algorithm: 'ring' is not one of"),
-        ({"feedback_rows": -1}, "sync.feedback_rows: -1 is not"),
-        ({"codes": "identity"}, "sync.codes: unknown key; allowed: codec, optimizer, every"),
-    ],
-)
-def test_wrong_sync_rules(fields, match):
-    with pytest.raises(ValueError, match=match):
-        config_from_dict({"sync": fields})
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("seed: 1:30", "seed: '1:30' is not an integer"),
-        ("seed: 1_0:30.5", "seed: '1_0:30.5' is not an integer"),
-        (
-            "x-a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
-            + "".join(
-                f"x-{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij")
-            )
-            + "dense: *j",
-            r"dense\[0\]: expected .* got \[\[",
-        ),
-    ],
-)
-def test_yaml_that_reads_as_something_else_is_refused_at_once(text, message, tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text(f"{text}\n")
-    with pytest.raises(ValueError, match=message):
-        load_config(path)

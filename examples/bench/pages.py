@@ -75,7 +75,7 @@ _CRITEO = "--data criteo_kaggle_137k.tsv.xz"
 _TWO = f"--hosts 2 {_CRITEO} --steps 10 --rate 10mbit,25mbit,100mbit,1gbit,none"
 _FOUR = f"--hosts 4 {_CRITEO} --steps 10 --rate 25mbit,100mbit,none"
 _MORE = f"{_CRITEO} --steps 25 --rate 25mbit,100mbit,1gbit,10gbit,none"
-_AUTO = "--hosts 2 --embedding-dim 16 --steps 15 --rate 25mbit,100mbit,1gbit,none"
+_AUTO = "--hosts 2 --embedding-dim 16 --rate 25mbit,100mbit,1gbit,none"
 _DCN = "--model dcn --scale 0.5 --multi-hot --rows 20000 --batch-size 512 --steps 8"
 _DCN += " --rate 25mbit,100mbit,1gbit"
 _THEN = "git worktree add ../then a63d3dd; cd ../then;"
@@ -124,11 +124,11 @@ SECTIONS = (
         _net(f"--hosts 2 {_MORE} --plan row_wise", "stock", "int4"),
     ),
     _result("auto", tables.choices, "What auto chooses",
-        *(_net(f"{_AUTO} --plans table_wise row_wise --batch-size {batch_size}", "stock",
-               "int8,fast,best,auto") for batch_size in (64, 256, 2048)),
+        *(_net(f"{_AUTO} --plans table_wise row_wise --batch-size {size} --steps {steps}", "stock",
+               "int8,fast,best,auto") for size, steps in ((64, 30), (256, 30), (2048, 15))),
     ),
     _result("auto_dcn", tables.choices, "What auto chooses for DLRM-DCNv2",
-        *(_net("--hosts 2 --rate none,1gbit --steps 9 --model dcn --scale 0.5 --multi-hot "
+        *(_net("--hosts 2 --rate none,1gbit --steps 15 --model dcn --scale 0.5 --multi-hot "
                f"--rows 20000 --plans table_wise row_wise --batch-size {batch_size}", "stock",
                "int8,fast,best,auto") for batch_size in (64, 256)),
     ),

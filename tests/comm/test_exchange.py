@@ -1,5 +1,7 @@
 """Frames decode at their receiver without any process group."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -64,6 +66,19 @@ def test_one_frame_for_all_ranks_is_not_copied_on_a_gpu():
     assert shared.nbytes == [shared.buffer.numel()] * 3
     assert shared.nbytes[0] % 128 == 0
     assert torch.equal(shared.buffer[: on_cpu.nbytes[0]], on_cpu.buffer[: on_cpu.nbytes[0]])
+
+
+@pytest.mark.triton
+def test_a_refused_batch_leaves_the_next_frame_whole():
+    """Kernels of the first codec have added to the frame when the second one refuses values."""
+    codecs = {"a": Rowwise(8), "b": Rowwise(4, nonfinite="raise"), "c": Rowwise(8)}
+    (on_cpu, traffic), placed = send(codecs), placed_frames(codecs)
+    with fake_gpu():
+        for rows in (torch.full_like(ROWS, torch.nan), ROWS):
+            refused = pytest.raises(UnencodableError) if rows is not ROWS else nullcontext()
+            with refused:
+                frames = encode_frames(rows, placed, call=3, seed=1, traffic=traffic)
+    assert torch.equal(frames.buffer[: on_cpu.nbytes[0]], on_cpu.buffer)
 
 
 def test_errors_name_rank_and_table():

@@ -16,7 +16,7 @@ from trec_qcomm.core.registry import decoder
 from trec_qcomm.core.segments import Encoded, Segments, exclusive_cumsum
 from trec_qcomm.ops.batch.rank_sum import rank_sum
 from trec_qcomm.ops.dispatch import default_backend
-from trec_qcomm.testing import awkward_rows, datasets, encode
+from trec_qcomm.testing import datasets, encode
 from trec_qcomm.wire import frame
 
 MOST = torch.finfo(torch.float32).max
@@ -235,20 +235,6 @@ def test_what_is_too_large_becomes_the_largest(e, step, low, expected, backend):
 
 
 @pytest.mark.triton
-def test_cast_of_segments_with_more_values_than_31_bits_count(monkeypatch):
-    from trec_qcomm.ops import value_tiles
-
-    def wide(*args):
-        programs, options = tiling(*args)
-        return programs, {**options, "WIDE": True}
-
-    tiling = value_tiles.tiling
-    monkeypatch.setattr(value_tiles, "tiling", wide)
-    for values, segments in datasets(7):
-        check_parity(Cast("fp16"), values, segments)
-
-
-@pytest.mark.triton
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_cast_reads_all_bits_of_16(dtype):
     payload = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.uint8)
@@ -322,16 +308,3 @@ def test_rank_sum_refuses_what_it_cannot_add():
             rank_sum(bad, torch.zeros(3))
     with pytest.raises(ValueError, match="out: expected 3 contiguous"):
         rank_sum(torch.zeros(2, 3), torch.zeros(4))
-
-
-@pytest.mark.triton
-@pytest.mark.parametrize(
-    ("codec", "num_segments"),
-    # A program has rows of one segment, and the interpreter runs one after the other.
-    [(Identity(), 400), (Cast("fp16"), 40), (Rowwise(4), 40), (Float6(), 40)],
-    ids=repr,
-)
-def test_many_segments_of_one_row(codec, num_segments):
-    rows = awkward_rows(3).repeat(715, 1)[:num_segments]
-    segments = Segments.packed([1] * len(rows), 3)
-    check_parity(codec, rows, segments)

@@ -5,7 +5,7 @@ import torch
 
 from tests.ops.backends import assert_equal, device_of
 from tests.ops.interpreter import fast_interpreter
-from trec_qcomm.codecs import Float6, Rowwise
+from trec_qcomm.codecs import Cast, Float6, Rowwise
 from trec_qcomm.core.segments import Segments, exclusive_cumsum
 from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.testing import interleaved_segments
@@ -33,7 +33,9 @@ def test_rows_far_apart_need_64_bits(stride, wide):
     assert blocks_of(segments, start).constants["WIDE"] == wide  # 32 rows a block
 
 
-@pytest.mark.parametrize("codec", [Rowwise(8), Rowwise(4, "stochastic"), Float6()], ids=repr)
+@pytest.mark.parametrize(
+    "codec", [Rowwise(8), Rowwise(4, "stochastic"), Float6(), Cast("fp16")], ids=repr
+)
 def test_places_of_64_bits_are_the_same_places(codec):
     segments = interleaved_segments(9, 2, 16)
     values = torch.randn(9, 2 * (16 + 3), generator=torch.Generator().manual_seed(0))

@@ -41,7 +41,7 @@ def test_checksum_is_its_definition(nbytes):
 @pytest.mark.parametrize("words", [2, 4, 8])
 @pytest.mark.parametrize("bit", [0, 17, 31])
 def test_checksum_sees_one_bit_line(words, bit):
-    """In neighbouring words of all signs, of which linear weights would cancel some."""
+    """In neighbouring words of all signs, of which weights 1, 2, 3 would cancel some."""
     data, _ = frame_of(Identity(), ROWS, [2, 0, 4])
     for pattern in range(2**words):
         mask = torch.zeros(168 // 4, dtype=torch.int32)

@@ -8,7 +8,8 @@ Shapes: P frames, S segments in all, frame-major; W bytes.
 """
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -162,6 +163,19 @@ def seal(
         fields = _fields(frame_nbytes, segments_per_frame, layouts, call)
         table = codecs.numpy(), num_rows.numpy(), nbytes.numpy()
         cpu.seal(buffer.numpy(), *fields, *table, False)
+
+
+@contextmanager
+def dropped_on_error(kept: Kept) -> Iterator[None]:
+    """Empty `kept` if an error ends the `with` block, in which codecs seal or check frames.
+
+    What a GPU counts for a frame is then incomplete, and the next call must not go on from there.
+    """
+    try:
+        yield
+    except BaseException:
+        kept.clear()
+        raise
 
 
 def for_codecs(

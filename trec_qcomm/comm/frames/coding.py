@@ -86,18 +86,19 @@ def encode_frames(
     if measure and decoded is None:
         decoded = torch.empty_like(values)
     timer = Timer(traffic.encode_s)
-    for number, group in enumerate(placed.groups):
-        at, options = layout.group_at[number], {"seed": group_seed(seed, number, group)}
-        if frame_of is not None:
-            options["frames"] = frames.of_segments(frame_of[number])
-        encoded = _encode_group(values, group, plan, buffer, at, to_encode, options)
-        nbytes_by_group.append(encoded.nbytes)
-        timer.add_to(group.label)
-        if counted and encoded.flushed is not None:
-            flushed.append((plan.table[group.members], encoded.flushed))
-        if decoded is not None:
-            group.codec.decode(encoded, group.segments, decoded)
-            timer.restart()
+    with frame.dropped_on_error(layout.kept):
+        for number, group in enumerate(placed.groups):
+            at, options = layout.group_at[number], {"seed": group_seed(seed, number, group)}
+            if frame_of is not None:
+                options["frames"] = frames.of_segments(frame_of[number])
+            encoded = _encode_group(values, group, plan, buffer, at, to_encode, options)
+            nbytes_by_group.append(encoded.nbytes)
+            timer.add_to(group.label)
+            if counted and encoded.flushed is not None:
+                flushed.append((plan.table[group.members], encoded.flushed))
+            if decoded is not None:
+                group.codec.decode(encoded, group.segments, decoded)
+                timer.restart()
     if measure and decoded is not None:
         _record_errors(values, decoded, placed, traffic)
     for tables, numbers in flushed:  # of no group, if a codec refuses values

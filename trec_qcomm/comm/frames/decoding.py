@@ -103,11 +103,12 @@ def decode_opened(
 ) -> None:
     """Write the rows of opened frames. The arguments are those of `decode_frames`."""
     plan = placed.plan
-    for group, parts in zip(placed.groups, opened, strict=True):
-        for part, encoded in parts:
-            decode = _decode_group if part is group else _decode_as_sent
-            decode(encoded, part, plan, out, ranks)
-        timer.add_to(group.label)
+    with frame.dropped_on_error(placed.layout(frame.alignment_of(out)).kept):
+        for group, parts in zip(placed.groups, opened, strict=True):
+            for part, encoded in parts:
+                decode = _decode_group if part is group else _decode_as_sent
+                decode(encoded, part, plan, out, ranks)
+            timer.add_to(group.label)
 
 
 def decode_own(

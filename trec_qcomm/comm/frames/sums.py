@@ -18,6 +18,7 @@ from trec_qcomm.comm.frames.decoding import decode_opened, naming_senders, open_
 from trec_qcomm.comm.frames.plan import PlacedFrames
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ops.batch.rank_sum import rank_sum
+from trec_qcomm.wire import frame
 
 
 def decode_sum(
@@ -59,7 +60,8 @@ def decode_sum(
             terms[held_at] = out.view(-1)
         rank_sum(terms, out)
         return
-    for (codec, segments), [(group, encoded)] in zip(sums, opened, strict=True):
-        with naming_senders(group, placed.plan, ranks):
-            codec.decode_sum(encoded, segments, out, held_at=held_at)
-        timer.add_to(group.label)
+    with frame.dropped_on_error(placed.layout(frame.alignment_of(out)).kept):
+        for (codec, segments), [(group, encoded)] in zip(sums, opened, strict=True):
+            with naming_senders(group, placed.plan, ranks):
+                codec.decode_sum(encoded, segments, out, held_at=held_at)
+            timer.add_to(group.label)
