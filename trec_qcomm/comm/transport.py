@@ -201,7 +201,13 @@ class DeviceTransport:
             due, sent = list(wanted.nbytes), [message.numel() for message in messages]
             due.insert(self._rank, 0)
             sent.insert(self._rank, 0)
-            dist.all_to_all_single(buffer, torch.cat(messages), due, sent, group=self.pg)
+            dist.all_to_all_single(
+                buffer,
+                torch.cat(messages),
+                output_split_sizes=due,
+                input_split_sizes=sent,
+                group=self.pg,
+            )
             return received
         sends = [self._op(dist.isend, message, peer) for peer, message in wanted.sends]
         pairs = zip(received.messages(), wanted.sources, strict=True)
