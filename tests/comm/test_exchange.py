@@ -1,6 +1,6 @@
 """Frames decode at their receiver without any process group."""
 
-from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,12 +73,20 @@ def test_a_refused_batch_leaves_the_next_frame_whole():
     """Kernels of the first codec have added to the frame when the second one refuses values."""
     codecs = {"a": Rowwise(8), "b": Rowwise(4, nonfinite="raise"), "c": Rowwise(8)}
     (on_cpu, traffic), placed = send(codecs), placed_frames(codecs)
+    options = {"call": 3, "seed": 1, "traffic": traffic}
     with fake_gpu():
-        for rows in (torch.full_like(ROWS, torch.nan), ROWS):
-            refused = pytest.raises(UnencodableError) if rows is not ROWS else nullcontext()
-            with refused:
-                frames = encode_frames(rows, placed, call=3, seed=1, traffic=traffic)
+        with pytest.raises(UnencodableError):
+            encode_frames(torch.full_like(ROWS, torch.nan), placed, **options)
+        frames = encode_frames(ROWS, placed, **options)
     assert torch.equal(frames.buffer[: on_cpu.nbytes[0]], on_cpu.buffer)
+
+
+def test_a_codec_with_a_decoder_of_its_own_takes_no_frames():
+    class Own(Rowwise):
+        def decode(self, encoded, segments, out):
+            super().decode(replace(encoded, frames=None), segments, out)
+
+    assert (Rowwise(8).takes_frames, Own(8).takes_frames) == (True, False)
 
 
 def test_errors_name_rank_and_table():

@@ -131,9 +131,8 @@ def encode_frame(codec, values, segments, seed: int = 1) -> tuple[Encoded, dict[
     at, sizes = frame.lay_out(nbytes, [count], frame.DEVICE_ALIGNMENT)
     buffer = torch.full((sizes[0],), 0x5A, dtype=torch.uint8, device=values.device)
     fields = {"layouts": [7], "call": 70000, "num_rows": segments.num_rows}
-    wire_ids = torch.full((count,), codec.wire_id)
-    frames = frame.for_codecs(buffer, sizes, [count], **fields, codecs=wire_ids, nbytes=nbytes)
-    frames = frames.of_segments(torch.zeros_like(at))
+    options = fields | {"codecs": torch.full((count,), codec.wire_id), "nbytes": nbytes}
+    frames = frame.for_codecs(buffer, sizes, [count], **options).of_segments(torch.zeros_like(at))
     codec.encode(values, segments, buffer, at, seed=seed, frames=frames)
     frames = replace(frames, first=new_flag(buffer.device))
     return Encoded(buffer, at, nbytes, frames=frames), fields

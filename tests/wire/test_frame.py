@@ -51,8 +51,7 @@ def test_checksum_sees_one_bit_line(words, bit):
         ones = torch.tensor([pattern >> i & 1 for i in range(words)], dtype=torch.bool)
         line[20 : 20 + words] &= ~mask[20 : 20 + words]
         line[20 : 20 + words] |= mask[20 : 20 + words] * ones
-        faulty = sound.clone()
-        faulty.view(torch.int32).bitwise_xor_(mask)
+        faulty = (sound.view(torch.int32) ^ mask).view(torch.uint8)
         assert frame.checksum(sound) != frame.checksum(faulty)
 
 

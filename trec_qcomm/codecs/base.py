@@ -98,10 +98,17 @@ class KernelCodec(Codec):
 
 
 class RowCodec(KernelCodec):
-    """Codec of fixed size: a segment is rows of equal sizes."""
+    """Codec of fixed size: a segment is rows of equal sizes.
+
+    Its kernels of a GPU take frames (core.codec.Codec.takes_frames).
+    """
 
     has_gpu_kernels = True
-    takes_frames = True
+
+    def __init_subclass__(cls) -> None:
+        # Methods of another module may not hand the frames on to the kernels.
+        names = (name for name in ("encode", "decode", "decode_sum") if hasattr(cls, name))
+        cls.takes_frames = all(getattr(cls, name).__module__ == __name__ for name in names)
 
     @abstractmethod
     def row_nbytes(self, dim: int) -> int:

@@ -7,7 +7,8 @@ group of its own, because ranks pair up messages by the order of calls on a grou
 `DeviceTransport` is for messages in a GPU's memory. It launches all rounds at once, on a stream
 that waits for the messages, so that the host does not wait. It has no thread and no group of its
 own, because NCCL forbids the use of several groups at the same time. It was written by torch's
-documentation (batch_isend_irecv, Future.set_result, new_group), and not run on a GPU so far.
+documentation (batch_isend_irecv, all_to_all_single, Future.set_result, new_group), and not run on a
+GPU so far.
 
 Knows: process groups, rounds, streams, futures. Does not know: what the messages hold.
 """
@@ -195,8 +196,9 @@ class DeviceTransport:
         assert wanted.nbytes is not None, "codecs of fixed size only"
         buffer = torch.empty(sum(wanted.nbytes), dtype=torch.uint8, device=self._device)
         received = ReceivedMessages(buffer, list(wanted.nbytes))
+        # In every algorithm, all ranks have such a round or none has.
         peers = [peer for peer, _ in wanted.sends]
-        if len(peers) > 1 and peers == self._others == list(wanted.sources):  # on all ranks, then
+        if len(peers) > 1 and peers == self._others == list(wanted.sources):
             messages = [message for _, message in wanted.sends]
             due, sent = list(wanted.nbytes), [message.numel() for message in messages]
             due.insert(self._rank, 0)

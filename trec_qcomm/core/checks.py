@@ -118,7 +118,8 @@ def deferring(checks: DeferredChecks) -> Iterator[None]:
         yield
     finally:
         _this_thread.checks = before
-        checks.fetch()
+        if before is not checks:
+            checks.fetch()
 
 
 def new_flag(device: torch.device) -> Tensor:

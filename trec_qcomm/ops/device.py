@@ -44,7 +44,7 @@ def new_vectors(
 
 
 def no_segment(device: torch.device) -> Tensor:
-    """Return [1] int32 of -1 (no segment is bad), to which `note_first` writes."""
+    """Return [1] int32 of -1 (no segment is bad), to which `note_segment` writes."""
     return new_flag(device)
 
 

@@ -1,8 +1,7 @@
 """Blocks of rows: how Triton kernels go through the rows of a batch of segments.
 
 A block is some rows of one segment, and a program takes one block. So a program looks up its
-segment once, and places within a block are 32-bit numbers. One launch handles 10,000 segments of
-one row as well as one segment of a million rows. Imports triton.
+segment once, and places within a block are 32-bit numbers. Imports triton.
 """
 
 # mypy: ignore-errors

@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trec_qcomm.core.segments import Segments, exclusive_cumsum
-from trec_qcomm.ops.device import segment_of, upload
+from trec_qcomm.ops.device import segment_of
 
 _TILE = 2048  # values that one program holds, in groups of 4
 
@@ -38,26 +37,6 @@ def tiling(first: Tensor, vector: int, block: int = _TILE) -> tuple[int, dict[st
         "BLOCK": block,
     }
     return -(-int(first[-1]) // block), options
-
-
-Tiles = tuple[tuple[Tensor, ...], int, dict[str, int]]  # the result of `tiles_of`
-
-
-def tiles_of(segments: Segments, at: Tensor, device: torch.device) -> Tiles:
-    """Upload a batch of segments, once for each `at`, and go through its values in tiles.
-
-    Args: at: [S] int64 on CPU, where the segments' bytes begin.
-    Returns: on the device the number of each segment's first value [S + 1], start, stride and `at`
-        [S]; then the results of `tiling`.
-    """
-
-    def make() -> Tiles:
-        start, stride, dim = segments.start, segments.stride, segments.dim
-        first = exclusive_cumsum(segments.num_rows * dim)
-        layout = upload(device, first, start, stride, at)
-        return layout, *tiling(first, vector_of(start, stride, torch.tensor(dim)))
-
-    return segments.kept((tiles_of, device), at, make)
 
 
 @triton.jit

@@ -24,7 +24,7 @@ from tests.integration.sharded_models.batches import batch
 from tests.integration.sharded_models.cases import CPU, MODULES, RW, TW, Case, Model, Table, plan
 from tests.integration.sharded_models.training import fused_params, qcomm_of, shard, shard_by, train
 from trec_qcomm import Config, Identity, QComm, Rowwise, TableRule
-from trec_qcomm.core.checks import deferring
+from trec_qcomm.core.checks import deferring, raise_first
 from trec_qcomm.core.errors import CorruptFrameError
 from trec_qcomm.integration.embedding.sharders import CodedEmbeddingBagCollectionSharder
 from trec_qcomm.testing import run_ranks
@@ -151,7 +151,7 @@ def errors_of_a_bad_frame():
     ((name, op),) = by_name.items()
     error = CorruptFrameError("made up", rank=1)
     with deferring(op.checks):
-        op.checks.add(torch.tensor([0], dtype=torch.int32), lambda _segment: error)
+        raise_first(torch.tensor([0], dtype=torch.int32), lambda _segment: error)
     errors = []
     for _ in range(3):
         with pytest.raises(CorruptFrameError) as raised:

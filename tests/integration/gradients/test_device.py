@@ -116,7 +116,7 @@ def everything():
 
 @pytest.fixture(scope="module")
 def ranks():
-    return run_ranks(everything, 2, timeout_s=250)
+    return run_ranks(everything, 3, timeout_s=250)
 
 
 @pytest.mark.dist
