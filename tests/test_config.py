@@ -268,9 +268,9 @@ def test_codecs_of_gradients_do_not_send_rows():
 @pytest.mark.parametrize(
     ("codec", "block", "message"),
     [
-        (Rowwise(8), 1, r"rowwise sends 5 bytes for a value, .*allowed with it: 2 to 8192"),
+        (Rowwise(8), 1, r"rowwise sends 5 bytes for a value, .*allowed with it: 2 to 1048576"),
         (Rowwise(4), 1, "rowwise sends 5 bytes for a value"),
-        (Identity(), 2**13 + 1, r"block: 8193 is not an integer in 1\.\.8192"),
+        (Identity(), 2**20 + 1, r"block: 1048577 is not an integer in 1\.\.1048576"),
         (Threshold(0.1), 10**12, "block: 1000000000000 is not an integer in"),
     ],
 )
@@ -283,7 +283,7 @@ def test_absurd_blocks_are_refused(codec, block, message):
     ("codec", "block"),
     [
         (Rowwise(8), 2), (Cast("fp16"), 1), (Identity(), 1), (Threshold(0.1), 1),
-        (TopK(threshold=0.1), 1), (ErrorBounded(0.1), 1), (Rowwise(4), 2**13), (Float6(), 128),
+        (TopK(threshold=0.1), 1), (ErrorBounded(0.1), 1), (Rowwise(4), 2**20), (Float6(), 128),
     ],
 )  # fmt: skip
 def test_other_blocks_are_not(codec, block):

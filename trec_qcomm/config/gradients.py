@@ -16,7 +16,7 @@ from trec_qcomm.core.segments import Segments
 AlgorithmChoice = Literal["two_shot", "ring", "recursive_doubling", "hierarchical"]
 Scope = Literal["layer", "global"]
 OnResize = Literal["sum", "reset"]
-LARGEST_BLOCK = 2**13  # a program of a GPU holds a block
+LARGEST_BLOCK = 2**20
 LARGEST_RANK = 256
 _FLOAT32_NBYTES = 4
 

@@ -388,7 +388,7 @@ def test_what_cannot_be_is_refused():
 def test_rules_name_what_is_wrong():
     for options, message in (
         ({"algorithm": "tree"}, "algorithm: 'tree' is not one of"),
-        ({"block": 0}, r"block: 0 is not an integer in 1\.\.8192"),
+        ({"block": 0}, r"block: 0 is not an integer in 1\.\.1048576"),
         ({"min_numel": -1}, "min_numel: -1"),
         ({"codec": Identity(), "error_feedback": True}, "error_feedback: identity keeps nothing"),
         ({"on_resize": "drop"}, "on_resize: 'drop' is not one of"),
