@@ -164,6 +164,9 @@ SECTIONS = (
     _result("length", tables.lengths, "Quality at length",
         "python examples/criteo/studies/length.py --configs best fast int8 int4 float8 --jobs 2",
     ),
+    _result("longer", tables.lengths, "Quality over 20,000 steps",
+        "python examples/criteo/studies/length.py --configs best --steps 20000 --seeds 4 --jobs 2",
+    ),
     _result("long", tables.faults, "Two hours under faults", "make chaos"),
     _result("sequences", tables.networks, "Sequences on 2 hosts",
         f"{_THEN} python -m examples.bench.net --workload sequences --hosts 2 --steps 10 "
