@@ -11,5 +11,6 @@ The functions of a codec's op, whose options are keywords:
         number of flushed values of each segment, [S] int64, or None
     decode(encoded, segments, out, ...) -> first bad segment, or -1 or None
     decode_sum(encoded, segments, out, ..., held_at) -> as decode; only of ops that add up parts
-On a GPU the segment is [1] int32 on the device, for which nothing has waited.
+On a GPU the segment is [1] int32 on the device, for which nothing has waited. Kernels of a codec
+that takes frames also see to `frames`, an option of encode and a field of Encoded.
 """

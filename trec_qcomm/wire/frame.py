@@ -183,19 +183,17 @@ def for_codecs(
     frame_nbytes: Sequence[int],
     segments_per_frame: Sequence[int],
     *,
-    layouts: Sequence[int],
     call: int,
-    codecs: Tensor,
-    num_rows: Tensor,
-    nbytes: Tensor,
     kept: Kept | None = None,
+    **fields: Any,
 ) -> Any:
     """Return the frames for codecs that seal them while they encode on a GPU, in place of `seal`.
 
+    Args: fields: layouts, codecs, num_rows and nbytes. All arguments are those of `seal`.
     Returns: ops.frames.gpu.FramesOfSegments, of which a codec takes `of_segments`.
     """
-    fields = frame_nbytes, segments_per_frame, layouts, codecs, num_rows, nbytes
-    return _gpu().FramesOfSegments(_on_device(buffer, kept, *fields), call % 2**16)
+    on_device = _on_device(buffer, kept, frame_nbytes, segments_per_frame, **fields)
+    return _gpu().FramesOfSegments(on_device, call % 2**16)
 
 
 def unseal(
