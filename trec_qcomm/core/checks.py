@@ -118,8 +118,7 @@ def deferring(checks: DeferredChecks) -> Iterator[None]:
         yield
     finally:
         _this_thread.checks = before
-        if before is not checks:
-            checks.fetch()
+        checks.fetch()
 
 
 def new_flag(device: torch.device) -> Tensor:
