@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from examples.criteo.studies.gaps import EVERY
 from examples.sequences.options import SETUP, build_parser, check_options, load_sequences, setup_of
 from examples.sequences.trainer import Trainer, silence_start
 from trec_qcomm import Config, QComm, played_ranks, quality
@@ -48,7 +49,7 @@ class EmulatedTrainer:
         return cls(options)
 
     def __call__(self, config: Config, seed: int, perturbation: float) -> dict[str, float]:
-        """Return the metrics of the model that a config gives from a seed."""
+        """Return metrics by name; `loss_at_N` is the mean of the EVERY steps up to step N."""
         torch.set_num_threads(1)
         silence_start()
         scale = self.options.init_scale * (1 + perturbation)
@@ -59,7 +60,9 @@ class EmulatedTrainer:
             trainer = Trainer.build(options, sequences, QComm(config))
             trainer.train()
             losses = trainer.mean_losses()
-            return trainer.score() | {"progressive_loss": sum(losses) / len(losses)}
+            ends = range(EVERY, len(losses) + 1, EVERY)
+            on_the_way = {f"loss_at_{end}": sum(losses[end - EVERY : end]) / EVERY for end in ends}
+            return trainer.score() | on_the_way | {"progressive_loss": sum(losses) / len(losses)}
 
         metrics: dict[str, float] = played_ranks(options.ranks).run(train)[0]
         return metrics

@@ -4,7 +4,7 @@ The gap at a step is the mean loss of the EVERY steps before it, or of the test 
 float32 from the same seed. Its slope is that of a line through the gaps behind WARM steps, or
 behind the first pass over other rows.
 
-Knows: records of length.py. Does not know: trainings.
+Knows: records of length.py and of sequences/accuracy.py. Does not know: trainings.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def gaps_of(records: Iterable[StudyRecord]) -> dict[str, Gaps]:
         seeds = sorted(runs.keys() & exact.keys())
         if seeds:
             steps = _steps_of(exact[seeds[0]])
-            names = [f"loss_at_{step}" for step in steps] + ["logloss"]
+            names = [f"loss_at_{step}" for step in steps]
+            names.append("logloss" if "logloss" in exact[seeds[0]] else "loss")
             gaps = np.array(
                 [[percent(runs[seed][name], exact[seed][name]) for name in names] for seed in seeds]
             )
@@ -86,9 +87,10 @@ def table(records: Sequence[StudyRecord]) -> str:
     shown = [step for step in usual if step < steps[-1]] + steps[-1:]
     lines = [f"| {BASELINE} | " + " | ".join(f"{step} steps" for step in shown) + " |"]
     lines.append("|---" * (len(shown) + 1) + "|")
-    for kind, digits in (("loss", 4), ("auc", 4)):
-        means = [np.mean([m[f"{kind}_at_{step}"] for m in exact]) for step in shown]
-        lines.append(f"| {kind} | " + " | ".join(f"{mean:.{digits}f}" for mean in means) + " |")
+    for kind in ("loss", "auc"):
+        if f"{kind}_at_{shown[0]}" in exact[0]:
+            means = [np.mean([m[f"{kind}_at_{step}"] for m in exact]) for step in shown]
+            lines.append(f"| {kind} | " + " | ".join(f"{mean:.4f}" for mean in means) + " |")
     columns = [f"at {step}, %" for step in shown]
     columns += ["trained model on later rows, %", "slope, % in 10,000 steps"]
     lines += ["", f"| gap of | seeds | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
