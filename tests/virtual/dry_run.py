@@ -173,9 +173,10 @@ class DryRun(TorchDispatchMode):
         work = self.collective("all-to-all", [given], [out])
         return work if async_op else work.wait()
 
-    def all_gather(self, out: Tensor, given: Tensor, **_options: object) -> "Work":
+    def all_gather(self, out: Tensor, given: Tensor, *, async_op=False, **_options):
         _check_alignment(torch.split(out, len(given)))
-        return self.collective("all-gather", [given], [out])
+        work = self.collective("all-gather", [given], [out])
+        return work if async_op else work.wait()
 
     def batch(self, operations: list["PointToPoint"]) -> list["Work"]:
         sent, received = ([o.tensor for o in operations if o.kind == k] for k in ("send", "recv"))

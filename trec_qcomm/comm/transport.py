@@ -22,6 +22,7 @@ from time import perf_counter
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch.futures import Future
 
@@ -194,23 +195,15 @@ class DeviceTransport:
 
     def _launch(self, wanted: Round) -> ReceivedMessages:
         assert wanted.nbytes is not None, "codecs of fixed size only"
-        buffer = torch.empty(sum(wanted.nbytes), dtype=torch.uint8, device=self._device)
-        received = ReceivedMessages(buffer, list(wanted.nbytes))
         # In every algorithm, all ranks have such a round or none has.
         peers = [peer for peer, _ in wanted.sends]
         if len(peers) > 1 and peers == self._others == list(wanted.sources):
             messages = [message for _, message in wanted.sends]
-            due, sent = list(wanted.nbytes), [message.numel() for message in messages]
-            due.insert(self._rank, 0)
-            sent.insert(self._rank, 0)
-            dist.all_to_all_single(
-                buffer,
-                torch.cat(messages),
-                output_split_sizes=due,
-                input_split_sizes=sent,
-                group=self.pg,
-            )
-            return received
+            due, is_shared = list(wanted.nbytes), all(m is messages[0] for m in messages)
+            buffer = (self._gathered if is_shared else self._exchanged)(messages, due)
+            return ReceivedMessages(buffer, due)
+        buffer = torch.empty(sum(wanted.nbytes), dtype=torch.uint8, device=self._device)
+        received = ReceivedMessages(buffer, list(wanted.nbytes))
         sends = [self._op(dist.isend, message, peer) for peer, message in wanted.sends]
         pairs = zip(received.messages(), wanted.sources, strict=True)
         ops = sends + [self._op(dist.irecv, message, source) for message, source in pairs]
@@ -218,6 +211,32 @@ class DeviceTransport:
         for work in dist.batch_isend_irecv(ops) if ops else []:
             work.wait()  # with NCCL the current stream waits, with gloo the host
         return received
+
+    def _exchanged(self, messages: list[Tensor], due: Sequence[int]) -> Tensor:
+        """Send each other rank its message, and return those that come, one after the other."""
+        buffer, rank = messages[0].new_empty(sum(due)), self._rank
+        sent = [message.numel() for message in messages]
+        dist.all_to_all_single(
+            buffer,
+            torch.cat(messages),
+            output_split_sizes=[*due[:rank], 0, *due[rank:]],
+            input_split_sizes=[*sent[:rank], 0, *sent[rank:]],
+            group=self.pg,
+        )
+        return buffer
+
+    def _gathered(self, messages: list[Tensor], due: Sequence[int]) -> Tensor:
+        """Send all other ranks the one message, and return those that come, one after the other.
+
+        NCCL has no all-gather of unequal sizes in one call, so each is as large as the largest.
+        """
+        sent = messages[0]
+        largest = max(sent.numel(), *due)
+        whole = sent.new_empty((len(due) + 1) * largest)
+        padded = sent if sent.numel() == largest else F.pad(sent, (0, largest - sent.numel()))
+        dist.all_gather_into_tensor(whole, padded, group=self.pg)
+        begins = [peer * largest for peer in self._others]
+        return torch.cat([whole[at : at + n] for at, n in zip(begins, due, strict=True)])
 
     def _op(self, kind: Callable[..., object], message: Tensor, peer: int) -> dist.P2POp:
         return dist.P2POp(kind, message, group=self.pg, group_peer=peer)

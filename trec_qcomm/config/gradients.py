@@ -96,7 +96,7 @@ class GradientRule(AllReduceRule):
             inside DDP has them. A pattern that matches no parameter that DDP reduces is an error,
             and so is a rule whose parameters all have an earlier rule.
         block: number of values in a block. With this block the codec must send less than float32,
-            and some parameter must have so many values.
+            and some parameter must have so many values. On a GPU at most 8192.
         min_numel: smallest parameter that is coded, in values. Smaller parameters are sent as
             float32, and so are the values of a parameter after its last whole block.
         error_feedback: whether the codec's error is added to the next step's gradients. Thresholds

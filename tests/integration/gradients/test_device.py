@@ -156,14 +156,16 @@ def test_gradients_and_residuals_are_those_of_the_cpu(ranks):
 
 def test_what_a_gpu_cannot_do_is_refused():
     for codec in (Identity(), Cast("bf16"), Float6(), Rowwise(4), TopK(density=0.1)):
-        check_on_gpu("codec", codec, BOTH)
-        check_on_gpu("codec", codec, "cuda:nccl")
+        check_on_gpu("codec", codec, 8192, BOTH)
+        check_on_gpu("codec", codec, 8192, "cuda:nccl")
+    with pytest.raises(ValueError, match=r"block: 8193: on cuda .* allowed: 1 to 8192"):
+        check_on_gpu("codec", Cast("bf16"), 8193, BOTH)
     for codec in (Threshold(0.1), TopK(threshold=0.1), ErrorBounded(0.01, encoder="rans")):
         with pytest.raises(ValueError, match=r"intra: .* on cuda .* only with codecs that have a"):
-            check_on_gpu("intra", codec, BOTH)
+            check_on_gpu("intra", codec, 128, BOTH)
     for backends, name in (("cpu:gloo,cuda:gloo", "gloo"), ("cpu:gloo", "None")):
         with pytest.raises(ValueError, match=f"has {name} there, and the all-reduce needs nccl"):
-            check_on_gpu("codec", Cast("bf16"), backends)
+            check_on_gpu("codec", Cast("bf16"), 128, backends)
 
 
 class Placed(NamedTuple):

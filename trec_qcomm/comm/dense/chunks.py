@@ -27,6 +27,7 @@ from torch import Tensor
 
 from trec_qcomm.comm.frames.plan import FramePlan, PlacedFrames, plan_frames
 from trec_qcomm.core.codec import Codec
+from trec_qcomm.ops.batch.rows import Rows, single_rows, take
 
 _REST = " (rest)"  # ends the name of a segment that is sent as float32
 
@@ -143,10 +144,7 @@ class BucketChunks:
     pieces: tuple[Piece, ...] = field(init=False)
     bounds: tuple[int, ...] = field(init=False)
     fingerprint: int = field(init=False)
-    _order: list[int] = field(init=False)  # each piece's number in the bucket
-    _numels: list[int] = field(init=False)  # the pieces' sizes
-    _bucket_order: list[int] = field(init=False)  # the pieces' numbers, in the bucket's order
-    _bucket_numels: list[int] = field(init=False)  # the pieces' sizes, in the bucket's order
+    _moves: dict[tuple[bool, torch.device], Rows] = field(init=False, default_factory=dict)
     _placed_frames: dict[tuple[object, ...], PlacedFrames] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -164,14 +162,6 @@ class BucketChunks:
             bounds.append(start)
         object.__setattr__(self, "pieces", tuple(pieces))
         object.__setattr__(self, "bounds", tuple(bounds))
-        in_bucket = sorted(range(len(pieces)), key=lambda n: (pieces[n].parameter, pieces[n].begin))
-        order = [0] * len(pieces)
-        for number, n in enumerate(in_bucket):
-            order[n] = number
-        object.__setattr__(self, "_order", order)
-        object.__setattr__(self, "_numels", [piece.numel for piece in pieces])
-        object.__setattr__(self, "_bucket_order", in_bucket)
-        object.__setattr__(self, "_bucket_numels", [pieces[n].numel for n in in_bucket])
         layout = repr((tuple(tuple(p[:3]) for p in self.parameters), self.num_chunks))
         object.__setattr__(self, "fingerprint", zlib.crc32(layout.encode()))
 
@@ -217,15 +207,26 @@ class BucketChunks:
 
     def gather(self, bucket: Tensor, values: Tensor) -> None:
         """Write a bucket [E], parameter by parameter, to `values` [E], chunk by chunk."""
-        if self.pieces:
-            parts = torch.split(bucket, self._bucket_numels)
-            torch.cat([parts[n] for n in self._order], out=values)
+        take(bucket, self._rows(bucket.device, in_bucket=True), values)
 
     def scatter(self, values: Tensor, bucket: Tensor) -> None:
         """Write `values` back into the bucket: the inverse of `gather`."""
-        if self.pieces:
-            parts = torch.split(values, self._numels)
-            torch.cat([parts[n] for n in self._bucket_order], out=bucket)
+        take(values, self._rows(values.device, in_bucket=False), bucket)
+
+    def _rows(self, device: torch.device, *, in_bucket: bool) -> Rows:
+        """Return the pieces as rows of the bucket in the order of `values`, or the other way."""
+        if (in_bucket, device) not in self._moves:
+            pieces: Sequence[Piece] = self.pieces
+            if in_bucket:
+                first = list(accumulate((p.numel for p in self.parameters), initial=0))
+                begins = [first[piece.parameter] + piece.begin for piece in pieces]
+            else:
+                pieces = sorted(pieces, key=lambda piece: (piece.parameter, piece.begin))
+                begins = [piece.start for piece in pieces]
+            numels = torch.tensor([piece.numel for piece in pieces], dtype=torch.int64)
+            rows = single_rows(torch.tensor(begins, dtype=torch.int64), numels, device)
+            self._moves[in_bucket, device] = rows
+        return self._moves[in_bucket, device]
 
     def span(self, chunks: range) -> ChunkSpan:
         """Return adjacent chunks as one frame."""

@@ -118,7 +118,8 @@ class GradientAllReduce(ABC):
             - parameters that are not float32, or neither on the CPU nor on one GPU
             - a second DDP
             - nodes that differ in size
-            - on a GPU, a codec whose size depends on the data, or a process group without NCCL
+            - on a GPU, a codec whose size depends on the data, a block that is too large for a
+              kernel, or a process group without NCCL
             - ranks whose rules or parameters differ
             - loaded state of another DDP
         """
@@ -139,11 +140,12 @@ class GradientAllReduce(ABC):
         Args: group: the ranks of the DDP, for messages in the memory of the device.
         """
         pg = ddp.process_group
-        if device.type == "cuda":
-            for field, codec in self._codecs():
-                check_on_gpu(field, codec, dist.get_backend_config(pg))
         shapes_by_parameter = self._shapes_of(ddp.module, _names_of(ddp))
         shapes = [shape for several in shapes_by_parameter.values() for shape in several]
+        if device.type == "cuda":
+            block, backends = max(s.block for s in shapes), dist.get_backend_config(pg)
+            for field, codec in self._codecs():
+                check_on_gpu(field, codec, block, backends)
         if self.rules[0].algorithm == "hierarchical":
             self._ranks_per_node = agreed_ranks_per_node(pg, group)
         reduction = self._make_reduction(shapes, pg.rank(), pg.size())

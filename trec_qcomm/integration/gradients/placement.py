@@ -42,6 +42,7 @@ _RANKS_OF_A_NODE = (
     "LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE",
     "MV2_COMM_WORLD_LOCAL_SIZE",
 )  # fmt: skip
+_LARGEST_BLOCK = 8192  # on a GPU; with more, registers spill
 _NODES_OF_A_POD = "TORCHREC_RESOLVED_POD_SIZE"  # nodes with fast links between them; TorchRec's
 
 
@@ -99,14 +100,18 @@ def agreed_ranks_per_node(pg: dist.ProcessGroup, group: dist.ProcessGroup) -> in
     return size
 
 
-def check_on_gpu(field: str, codec: Codec, backends: str) -> None:
+def check_on_gpu(field: str, codec: Codec, block: int, backends: str) -> None:
     """Raise ValueError if gradients in a GPU's memory cannot be all-reduced with this codec.
 
     The host launches all rounds of an all-reduce at once, so it must know each message's size.
 
-    Args: field: field of the rule that holds the codec.  backends: backends of the process group,
-        such as "cpu:gloo,cuda:nccl".
+    Args: field: field of the rule that holds the codec.  block: most values of a block.
+        backends: backends of the process group, such as "cpu:gloo,cuda:nccl".
     """
+    if block > _LARGEST_BLOCK:
+        raise ValueError(
+            f"block: {block}: on cuda a kernel holds a block; allowed: 1 to {_LARGEST_BLOCK}"
+        )
     if not codec.has_gpu_kernels or not codec.fixed_size:
         raise ValueError(
             f"{field}: {codec!r}: on cuda gradients are all-reduced only with codecs that have a "

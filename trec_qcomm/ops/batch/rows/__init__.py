@@ -11,11 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from trec_qcomm.core.segments import VALUE_DTYPES, described, exclusive_cumsum
+from trec_qcomm.core.segments import VALUE_DTYPES, described
 from trec_qcomm.ops.batch.rows import cpu, cpu_16_bit, reference
 from trec_qcomm.ops.batch.rows.destinations import Destinations
 from trec_qcomm.ops.batch.rows.destinations import RowGroups as RowGroups
 from trec_qcomm.ops.batch.rows.destinations import Rows as Rows
+from trec_qcomm.ops.batch.rows.destinations import single_rows as single_rows
 from trec_qcomm.ops.dispatch import Backend, arrays, choose_backend, gpu_kernels
 
 
@@ -104,13 +105,9 @@ def take(values: Tensor, rows: Rows, out: Tensor) -> None:
     if backend == "reference":
         reference.take(values, rows, out)
     elif backend == "gpu":
-        gpu_kernels(__name__).take(values, rows, out, vector=_vector(rows))
+        gpu_kernels(__name__).take(values, rows, out, vector=rows.vector)
     else:
-        cpu.take(
-            *arrays(
-                values, rows.position, exclusive_cumsum(rows.counts), rows.dim.contiguous(), out
-            )
-        )
+        cpu.take(*arrays(values, rows.position, rows.first_row, rows.dim.contiguous(), out))
 
 
 def add(packed: Tensor, rows: Rows, out: Tensor) -> None:
@@ -133,22 +130,14 @@ def add(packed: Tensor, rows: Rows, out: Tensor) -> None:
             raise ValueError("rows.add: rows.groups: expected, on a GPU, those of rows.choose")
         destinations = Destinations.from_groups(rows.groups)
         gpu_kernels(__name__).add(
-            packed, rows, out, destinations, rows.groups.number, vector=_vector(rows)
+            packed, rows, out, destinations, rows.groups.number, vector=rows.vector
         )
     else:
-        where = rows.position, exclusive_cumsum(rows.counts), rows.dim.contiguous()
+        where = rows.position, rows.first_row, rows.dim.contiguous()
         if out.dtype == torch.float32:
             cpu.add(*arrays(packed, *where, out))
         else:
             cpu_16_bit.add(*arrays(packed, *where, out), out.dtype == torch.float16)
-
-
-def _vector(rows: Rows) -> int:
-    """Return 4 where every row is known to begin at a multiple of 4 values, packed and in its
-    buffer; else 1."""
-    groups = rows.groups
-    known = groups is not None and not bool(((groups.start | groups.stride) % 4).any())
-    return 4 if known and not bool((rows.dim % 4).any()) else 1
 
 
 def _check(values: Tensor, rows: Rows, packed: Tensor) -> Backend:
@@ -161,7 +150,7 @@ def _check(values: Tensor, rows: Rows, packed: Tensor) -> Backend:
             raise ValueError(f"rows: {packed.dtype} where the values are {values.dtype}")
         if tensor.device != rows.position.device:
             raise ValueError(f"rows: on {rows.position.device}, and values on {tensor.device}")
-    if packed.numel() != rows.num_values or int(rows.counts.numpy().sum()) != len(rows.position):
+    if packed.numel() != rows.num_values or rows.first_row[-1] != len(rows.position):
         raise ValueError(f"rows: {packed.numel()} values where {rows.num_values} are due")
     if len(rows.position):
         lowest, end = _span(rows)

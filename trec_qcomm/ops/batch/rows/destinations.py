@@ -6,11 +6,13 @@ Shapes: G groups; L destinations; M groups that have rows: the members, destinat
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from trec_qcomm.core.segments import exclusive_cumsum
+from trec_qcomm.core.transfer import upload
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +31,7 @@ class RowGroups:
     dim: Tensor
     number: Tensor
 
-    @property
+    @cached_property
     def span(self) -> tuple[int, int]:
         """Place of the groups' lowest value in a buffer, and the end of their highest value."""
         used = self.num_rows > 0
@@ -55,10 +57,43 @@ class Rows:
     position: Tensor
     groups: RowGroups | None = None
 
-    @property
+    @cached_property
     def num_values(self) -> int:
         """Number of values of all rows, packed."""
         return int(self.counts.numpy() @ self.dim.numpy())
+
+    @cached_property
+    def vector(self) -> int:
+        """4 where every row is known to begin at a multiple of 4 values, packed and in its buffer;
+        else 1."""
+        groups = self.groups
+        known = groups is not None and not bool(((groups.start | groups.stride) % 4).any())
+        return 4 if known and not bool((self.dim % 4).any()) else 1
+
+    @cached_property
+    def first(self) -> Tensor:
+        """[S + 1] int64 on CPU, where each segment's values begin, packed, and the end."""
+        return exclusive_cumsum(self.counts * self.dim)
+
+    @cached_property
+    def first_row(self) -> Tensor:
+        """[S + 1] int64 on CPU, the number of each segment's first row, and the end."""
+        return exclusive_cumsum(self.counts)
+
+    @cached_property
+    def lists(self) -> tuple[Tensor, ...]:
+        """`first`, `first_row` and `dim` in the memory of the positions."""
+        return upload(self.position.device, self.first, self.first_row, self.dim)
+
+
+def single_rows(begin: Tensor, dim: Tensor, device: torch.device) -> Rows:
+    """Return rows for any number of calls of `take`, each a segment of its own.
+
+    Args: begin, dim: [U] int64 on CPU, place and size of each row.  device: that of the values.
+    """
+    once = torch.ones_like(dim)
+    (position,) = upload(device, begin)
+    return Rows(once, dim, position, RowGroups(once, begin, once, dim, position))
 
 
 @dataclass(frozen=True, eq=False)

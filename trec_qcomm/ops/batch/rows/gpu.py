@@ -54,11 +54,9 @@ def choose(
 
 def take(values: Tensor, rows: Rows, out: Tensor, *, vector: int) -> None:
     """Copy the rows to `out`. vector: 4 or 1, a divisor of all positions and dims."""
-    first = exclusive_cumsum(rows.counts * rows.dim)
-    lists = upload(values.device, first, exclusive_cumsum(rows.counts)[:-1], rows.dim)
-    programs, options = tiling(first, vector)
+    programs, options = tiling(rows.first, vector)
     (source, _), (target, _) = loadable(values), loadable(out)
-    launch(_take, programs, source, rows.position, target, *lists, len(rows.dim), **options)
+    launch(_take, programs, source, rows.position, target, *rows.lists, len(rows.dim), **options)
 
 
 def add(
