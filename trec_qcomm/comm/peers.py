@@ -131,6 +131,15 @@ def make_gloo_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
     """Return a new gloo group of the same ranks and timeout. Collective.
 
     A group of another class than torch's may have a method `host_group`, which returns it.
+    """
+    if hasattr(pg, "host_group"):
+        own_group: dist.ProcessGroup = pg.host_group()
+        return own_group
+    return make_group(pg, "gloo")
+
+
+def make_group(pg: dist.ProcessGroup, backend: str) -> dist.ProcessGroup:
+    """Return a new group of the same ranks and timeout. Collective.
 
     Raises: ValueError: torch has forgotten the group, or its ranks are not in ascending order;
         torch would sort the ranks of the new group.
@@ -144,15 +153,12 @@ def make_gloo_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
         ) from None
     if ranks != sorted(ranks):
         raise ValueError(f"process group: ranks {ranks} must ascend; sort those of new_group")
-    if hasattr(pg, "host_group"):
-        own_group: dist.ProcessGroup = pg.host_group()
-        return own_group
     everyone = len(ranks) == dist.get_world_size()
     if not everyone:
         _even_out(pg)
     timeout: timedelta = pg._get_backend(pg._device_types[0]).options._timeout
     group: dist.ProcessGroup = dist.new_group(
-        ranks, timeout=timeout, backend="gloo", use_local_synchronization=not everyone
+        ranks, timeout=timeout, backend=backend, use_local_synchronization=not everyone
     )
     return group
 

@@ -5,8 +5,9 @@ has no such operation, and the caller (the autograd thread of DDP) must not wait
 group of its own, because ranks pair up messages by the order of calls on a group.
 
 `DeviceTransport` is for messages in a GPU's memory. It launches all rounds at once, on a stream
-that waits for the messages, so that the host does not wait. It has no thread and no group of its
-own, because NCCL forbids the use of several groups at the same time. It was written by torch's
+that waits for the messages, so that the host does not wait. It has no thread, and mostly shares its
+group with the rows, because NCCL allows several groups at the same time only where all ranks launch
+their kernels in one order (`own_group`). It was written by torch's
 documentation (batch_isend_irecv, all_to_all_single, Future.set_result, new_group), and not run on a
 GPU so far.
 

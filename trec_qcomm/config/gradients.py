@@ -36,10 +36,14 @@ class AllReduceRule:
             GPU kernels: not `error_bounded`, `threshold` and `topk` of a threshold.
         algorithm: name of the algorithm; `hierarchical` for replicated parameters only. Two ranks
             use `recursive_doubling` in place of `two_shot` if codecs are of fixed size.
+        own_group: whether gradients on a GPU have an NCCL group of their own, so that rows need not
+            wait for them. All ranks need NCCL_LAUNCH_ORDER_IMPLICIT=1 in the environment, which
+            keeps the two groups from waiting for each other. On a CPU they always have one.
     """
 
     codec: Codec
     algorithm: AlgorithmChoice = "two_shot"
+    own_group: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -88,7 +92,7 @@ class GradientRule(AllReduceRule):
     """Rule of the gradients of replicated parameters that match one of the patterns.
 
     A block of adjacent values of a parameter is a row to the codec. All rules must have the same
-    `algorithm`, because their parameters travel in the same messages.
+    `algorithm` and `own_group`, because their parameters travel in the same messages.
 
     Args:
         parameters: one shell pattern (`*`, `?`, `[..]`), or a sequence of patterns, kept as a
@@ -200,12 +204,14 @@ def rules_of(rules: GradientRule | Sequence[GradientRule] | None) -> tuple[Gradi
 def check_dense_rules(rules: Sequence[GradientRule]) -> None:
     """Raise ValueError if the rules under `dense` do not fit one another.
 
-    All rules share the messages of an all-reduce, so they must have one algorithm.
+    All rules share the messages of an all-reduce, so they must have one algorithm and group.
     """
-    first, *others = (rule.algorithm for rule in rules)
+    first, *others = rules
     for number, other in enumerate(others, 1):
-        if other != first:
-            raise ValueError(
-                f"dense[{number}].algorithm: {other!r}, but dense[0] has {first!r}; parameters of "
-                "several rules travel in one message, so all rules must have the same"
-            )
+        for name in ("algorithm", "own_group"):
+            ours, theirs = getattr(first, name), getattr(other, name)
+            if ours != theirs:
+                raise ValueError(
+                    f"dense[{number}].{name}: {theirs!r}, but dense[0] has {ours!r}; parameters of "
+                    "several rules travel in one message, so all rules must have the same"
+                )

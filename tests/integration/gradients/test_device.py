@@ -22,9 +22,9 @@ from tests.ops.fake_gpu import fake_gpu
 from trec_qcomm import Cast, ErrorBounded, Float6, GradientRule, Identity, Rowwise, Threshold, TopK
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
 from trec_qcomm.comm.transport import DeviceTransport
-from trec_qcomm.integration.gradients import all_reduce, joint
+from trec_qcomm.integration.gradients import all_reduce, joint, placement
 from trec_qcomm.integration.gradients.dense import DenseGradients
-from trec_qcomm.integration.gradients.placement import check_on_gpu, device_of
+from trec_qcomm.integration.gradients.placement import check_on_gpu, device_of, make_nccl_group
 from trec_qcomm.testing import run_ranks
 from trec_qcomm.wire.frame import DEVICE_ALIGNMENT
 
@@ -166,6 +166,15 @@ def test_what_a_gpu_cannot_do_is_refused():
     for backends, name in (("cpu:gloo,cuda:gloo", "gloo"), ("cpu:gloo", "None")):
         with pytest.raises(ValueError, match=f"has {name} there, and the all-reduce needs nccl"):
             check_on_gpu("codec", Cast("bf16"), 128, backends)
+
+
+def test_a_group_of_its_own_needs_the_order_of_launches(monkeypatch):
+    monkeypatch.setattr(placement, "make_group", lambda *made: made)
+    monkeypatch.delenv("NCCL_LAUNCH_ORDER_IMPLICIT", raising=False)
+    with pytest.raises(ValueError, match=r"own_group: .* set NCCL_LAUNCH_ORDER_IMPLICIT=1 on all"):
+        make_nccl_group("shared")
+    monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
+    assert make_nccl_group("shared") == ("shared", "nccl")
 
 
 class Placed(NamedTuple):

@@ -45,6 +45,7 @@ from trec_qcomm.integration.gradients.placement import (
     agreed_ranks_per_node,
     check_on_gpu,
     device_of,
+    make_nccl_group,
     make_transport,
 )
 
@@ -119,7 +120,7 @@ class GradientAllReduce(ABC):
             - a second DDP
             - nodes that differ in size
             - on a GPU, a codec whose size depends on the data, a block that is too large for a
-              kernel, or a process group without NCCL
+              kernel, a process group without NCCL, or `own_group` without the order of launches
             - ranks whose rules or parameters differ
             - loaded state of another DDP
         """
@@ -128,7 +129,10 @@ class GradientAllReduce(ABC):
         device = device_of(_names_of(ddp))
         group = make_gloo_group(ddp.process_group) if device.type == "cpu" else ddp.process_group
         self._prepare(ddp, device, group)
-        self._transport = make_transport(group, device, self._checks)
+        sending = group
+        if device.type != "cpu" and self.rules[0].own_group:
+            sending = make_nccl_group(group)
+        self._transport = make_transport(sending, device, self._checks)
         ddp.register_comm_hook(self, _hook)
         self._ddp, self._device, self._group = ddp, device, group
 

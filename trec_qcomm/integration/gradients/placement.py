@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from trec_qcomm.comm.peers import make_group
 from trec_qcomm.comm.transport import DeviceTransport, Transport
 from trec_qcomm.core.checks import DeferredChecks
 from trec_qcomm.core.codec import Codec
@@ -43,6 +44,7 @@ _RANKS_OF_A_NODE = (
     "MV2_COMM_WORLD_LOCAL_SIZE",
 )  # fmt: skip
 _LARGEST_BLOCK = 8192  # on a GPU; with more, registers spill
+_LAUNCH_ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
 _NODES_OF_A_POD = "TORCHREC_RESOLVED_POD_SIZE"  # nodes with fast links between them; TorchRec's
 
 
@@ -123,6 +125,19 @@ def check_on_gpu(field: str, codec: Codec, block: int, backends: str) -> None:
             f"gradients on cuda: the process group has {backend} there, and the all-reduce needs "
             'nccl: init_process_group("cpu:gloo,cuda:nccl"), or dense, data_parallel: left out'
         )
+
+
+def make_nccl_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return a new NCCL group of the same ranks, for `own_group`. Collective.
+
+    Raises: ValueError: NCCL was not told to order what is launched on two groups.
+    """
+    if os.environ.get(_LAUNCH_ORDER) != "1":
+        raise ValueError(
+            "own_group: with two groups of NCCL at once, ranks may wait for each other for ever; "
+            f"set {_LAUNCH_ORDER}=1 on all ranks, or leave own_group out"
+        )
+    return make_group(pg, "nccl")
 
 
 def make_transport(
