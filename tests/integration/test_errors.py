@@ -32,6 +32,7 @@ from trec_qcomm import (
     TableGradientRule,
     TableRule,
 )
+from trec_qcomm.ext.dct.codecs import TopK
 from trec_qcomm.integration.embedding.bases import _check_device
 from trec_qcomm.integration.session import Session
 from trec_qcomm.lab.debug.rule import DebugRule
@@ -187,7 +188,7 @@ def dtype_messages():
     return {
         "int8 rows": message_of(lambda: shard(qcomm_of(Identity()), **int8)),
         "bf16 on CPU": message_of(lambda: shard(qcomm_of(Identity()), **bf16)),
-        "codec of fp32": message_of(lambda: shard(qcomm_of(Identity(), ErrorBounded(0.1)), **half)),
+        "codec of fp32": message_of(lambda: shard(qcomm_of(Identity(), TopK(density=0.1)), **half)),
         "mixed rows": message_of(lambda: DistributedModelParallel(model, device=CPU, **mixed)),
         "merged fp16": message_of(lambda: shard(QComm(Config(embedding=(merging,))), **half)),
         "guarded fp16": message_of(lambda: shard(qcomm_of(Identity(), guard=GuardRule()), **half)),
@@ -261,8 +262,8 @@ def messages():
         (
             "codec of fp32",
             [
-                "backward: ErrorBounded",
-                "torch.float16 rows: cast, float6, float8, identity, rowwise",
+                "backward: TopK",
+                "torch.float16 rows: cast, error_bounded, float6, float8, identity, rowwise",
             ],
         ),
         ("mixed rows", ["rows of table 'a' are torch.float16 and those of 'b' torch.float32"]),

@@ -6,7 +6,7 @@ table), and SZ3 (a quantizer that checks each value).
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,9 +16,10 @@ from trec_qcomm.core.checks import MakeError
 from trec_qcomm.core.codec import Contract
 from trec_qcomm.core.fields import Range, check_fields
 from trec_qcomm.core.registry import register_codec
-from trec_qcomm.core.segments import Segments
+from trec_qcomm.core.segments import Encoded, Segments
 from trec_qcomm.ops.dispatch import check_bounds
 from trec_qcomm.ops.error_bound import error_of, fill_max_nbytes
+from trec_qcomm.ops.rowwise.reference import write_rounded
 
 Mode = Literal["rel", "abs"]
 Encoder = Literal["bitpack", "vector_lz", "rans"]
@@ -32,6 +33,9 @@ class ErrorBounded(KernelCodec):
     bytes more. A segment arrives exactly if its finite values are all equal. It also arrives
     exactly if its bound is too small or too large for float32: a step of 2 error bounds and its
     inverse must be normal numbers.
+
+    Rows of float16 and bfloat16 are coded by way of a float32 copy. What is decoded is rounded to
+    their dtype, which comes on top of the bound.
 
     Args:
         bound: with mode `rel`, the error bound as a fraction of max - min over the segment's finite
@@ -74,6 +78,23 @@ class ErrorBounded(KernelCodec):
     def has_gpu_kernels(self) -> bool:
         """Whether it runs on a GPU: all encoders do but vector_lz, an extension in numpy."""
         return self.encoder != "vector_lz"
+
+    def for_values(self, dtype: torch.dtype) -> "ErrorBounded":
+        """Return the codec itself: it takes rows of float16 and bfloat16."""
+        return self
+
+    def encode(
+        self, values: Tensor, segments: Segments, payload: Tensor, at: Tensor, **options: Any
+    ) -> Encoded:
+        """Write the encoded rows to `payload`."""
+        return super().encode(values.float(), segments, payload, at, **options)
+
+    def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
+        """Write the decoded rows to `out`, in the dtype of `out`."""
+        wide = out.float()  # `out` itself if it is float32
+        super().decode(encoded, segments, wide)
+        if wide is not out:
+            write_rounded(wide, out)
 
     def max_nbytes(self, segments: Segments) -> Tensor:
         """Return [S] int64, the bytes of each segment's rows as float32, with the header."""

@@ -15,13 +15,12 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from trec_qcomm.codecs import ErrorBounded, Identity
+from trec_qcomm.codecs import Cast, ErrorBounded, Identity
 from trec_qcomm.config import Config, GradientRule, HopCodecs
 from trec_qcomm.config.gradients import AlgorithmChoice, TableGradientRule
 from trec_qcomm.config.section import sections_of
 from trec_qcomm.config.tables import DIRECTIONS, Direction
 from trec_qcomm.core.codec import Codec, SummingCodec, encode_alone
-from trec_qcomm.core.registry import codecs_of_16_bit_rows
 from trec_qcomm.core.segments import VALUE_DTYPES, Encoded, Segments
 from trec_qcomm.jit.once import Job, compile_once, missing
 from trec_qcomm.ops.batch import rows, unique
@@ -70,8 +69,7 @@ def jobs(
     wanted += _jobs_of(_summed_codecs(config, replicated), {"sum": _use_sums})
     wanted.append(Job("frames", _use_frames))
     if rows_dtype != torch.float32:
-        names = codecs_of_16_bit_rows()
-        codecs = (codec for codec in _row_codecs(config) if codec.name in names)
+        codecs = (codec for codec in _row_codecs(config) if isinstance(codec, Identity | Cast))
         wanted += _jobs_of(codecs, {"16-bit rows": _use_16_bit})
         wanted.append(Job("16-bit rows", partial(_use_rows, torch.float16)))
     if config.embedding or config.dense:

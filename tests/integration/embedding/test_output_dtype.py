@@ -24,7 +24,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from tests.integration.sharded_models import cases
 from tests.integration.sharded_models.cases import CW, DP, GRID, RW, TW, TWRW, Case, Model, Table
 from tests.integration.sharded_models.training import assert_same, qcomm_of, run
-from trec_qcomm import Identity, QComm
+from trec_qcomm import ErrorBounded, Identity, QComm
 from trec_qcomm.config import read_config
 from trec_qcomm.integration.embedding import modules, shardings
 from trec_qcomm.testing import run_ranks
@@ -97,6 +97,7 @@ def other_codings():
     for name, config in {
         "identity": qcomm_of(Identity(), measure_error=True).config,
         "fp16_bf16": read_config("fp16_bf16"),
+        "rans": qcomm_of(ErrorBounded(0.01, encoder="rans")).config,
     }.items():
         results[name] = run(case, QComm(config), STEPS)
     return results | {"float32": float32, "stock": run(case, None, STEPS)}
@@ -155,3 +156,7 @@ def test_codecs_of_16_bits_train():
         for key, exact in stock.outputs[-1].items():  # after gradients that lost 3 bits
             coded = others["fp16_bf16"].outputs[-1][key]
             torch.testing.assert_close(coded, exact, rtol=2**-5, atol=2**-4)
+        for key, exact in stock.outputs[0].items():
+            bound = 0.01 * float(exact.max() - exact.min()) + 2**-11 * float(exact.abs().max())
+            error = (others["rans"].outputs[0][key] - exact).abs().max()
+            assert 0 < error <= bound
