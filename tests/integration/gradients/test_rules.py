@@ -130,6 +130,10 @@ def test_lists_survive_a_round_trip_and_one_rule_stays_a_mapping(tmp_path):
             [{"parameters": "a.*", "codec": "float6", "algorithm": "ring"}, {"codec": "identity"}],
             r"dense\[1\]\.algorithm: 'two_shot', but dense\[0\] has 'ring'; .*one message",
         ),
+        (
+            [{"parameters": "a.*", "codec": "float6", "own_group": True}, {"codec": "identity"}],
+            r"dense\[1\]\.own_group: False, but dense\[0\] has True",
+        ),
     ],
 )
 def test_a_wrong_list_names_rule_and_field(rules, message):
