@@ -22,6 +22,7 @@ import torch
 from tests import fork_server
 
 _subprocess_run = subprocess.run
+ROOT = Path(__file__).parents[1]
 
 
 def run(command: Sequence[object], **options: Any) -> subprocess.CompletedProcess[Any]:
@@ -29,6 +30,23 @@ def run(command: Sequence[object], **options: Any) -> subprocess.CompletedProces
     if command[0] != sys.executable or not fork_server.CAN_PRELOAD:
         return _subprocess_run(command, **options)
     return _run([str(word) for word in command], **options)
+
+
+def run_with(startup: str, folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a new interpreter that runs `startup` first, as do its ranks.
+
+    Args: folder: where `startup` is written, and from which the program may import.
+    """
+    (folder / "sitecustomize.py").write_text(startup)
+    path = os.pathsep.join([str(folder), str(ROOT)])
+    return _subprocess_run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def _run(

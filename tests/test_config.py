@@ -345,14 +345,6 @@ def test_packed_ids_need_no_other_section():
         Config(embedding=rules("*"), ids="packed")
 
 
-def test_a_pattern_without_a_table_is_an_error():
-    config = Config(embedding=rules("user_*", "ad_*"), source="x.yaml")
-    config.check_patterns(["user_id", "ad_id"])
-    message = r"x\.yaml: embedding\[1\]\.tables: 'ad_\*' matches no table; the model has: user_id"
-    with pytest.raises(ValueError, match=message):
-        config.check_patterns(["user_id"])
-
-
 @pytest.mark.parametrize(
     "make",
     [

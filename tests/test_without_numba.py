@@ -4,16 +4,14 @@
 """
 
 import json
-import os
 import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.commands import run_with
 from tests.golden import make
 from tests.integration.small_model import dense_optimizer, shard, train
 from trec_qcomm import Identity, QComm, load_preset
@@ -23,7 +21,6 @@ from trec_qcomm.ops.dispatch import default_backend
 from trec_qcomm.testing import frame_of, run_ranks
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[1]
 BLOCKED = "import sys\nsys.modules['numba'] = sys.modules['llvmlite'] = None\n"
 PROGRAM = """
 import json
@@ -70,20 +67,6 @@ def report() -> Iterator[tuple[str, Any]]:
     yield "cpu", str(error.value)
     with pytest.raises(SystemExit):
         warm_up_command(["best"])
-
-
-def run_with(startup: str, folder: Path, program: str) -> subprocess.CompletedProcess[str]:
-    """Run a program in an interpreter that runs `startup` first, as do its ranks."""
-    (folder / "sitecustomize.py").write_text(startup)
-    path = os.pathsep.join([str(folder), str(ROOT)])
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")

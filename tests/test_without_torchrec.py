@@ -4,15 +4,12 @@ One program runs in an interpreter in which both are blocked, and so in its rank
 """
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.commands import run_with
+
 BLOCKED = """
 import sys
 from importlib.machinery import PathFinder
@@ -68,27 +65,15 @@ def report():
     words = ["--collect-only", "-q", "-p", "no:cacheprovider", *folders]
     yield "collected", int(pytest.main(words))
     yield "imported", [name for name in ("torchrec", "fbgemm_gpu") if name in sys.modules]
-
-if __name__ == "__main__":
-    import program  # the ranks find its functions there
-    print(json.dumps(dict(program.report())))
 """
 
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("blocked")
-    (folder / "sitecustomize.py").write_text(BLOCKED)
-    (folder / "program.py").write_text(PROGRAM)
-    path = os.pathsep.join([str(folder), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, folder / "program.py"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    (folder / "program.py").write_text(PROGRAM)  # where the ranks find its functions
+    start = "import json, program; print(json.dumps(dict(program.report())))"
+    done = run_with(BLOCKED, folder, start)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]) | {"stdout": done.stdout}
 

@@ -16,13 +16,8 @@ from trec_qcomm.lab.study.gates import BASELINE, NULL
 PAGE = Path(__file__).with_name("README.md")
 CORES = 2
 STUDIES_HEAD = (
-    "paper",
-    "study",
-    "what it measures",
-    "anew by",
-    "trainings",
-    f"hours on {CORES} cores",
-)
+    "paper", "study", "what it measures", "anew by", "trainings", f"hours on {CORES} cores",
+)  # fmt: skip
 END = "<!-- end -->\n"
 
 

@@ -99,11 +99,8 @@ class Block(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.norm, self.inputs, self.output = (
-            nn.LayerNorm(dim),
-            nn.Linear(dim, 3 * dim),
-            nn.Linear(dim, dim),
-        )
+        self.norm = nn.LayerNorm(dim)
+        self.inputs, self.output = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.place = nn.Sequential(
             nn.LayerNorm(dim), nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim)
         )

@@ -8,9 +8,7 @@ items.
 from __future__ import annotations
 
 import argparse
-import logging
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
@@ -29,6 +27,8 @@ from torchrec.distributed.fbgemm_qcomm_codec import QCommsConfig, get_qcomm_code
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from tqdm import tqdm
 
+from examples.criteo.ranks import gather
+from examples.criteo.ranks import silence_start as silence_start  # for those who build a Trainer
 from examples.sequences.data import Batches, HeldOutBatches, Sequences
 from examples.sequences.model import ModelConfig, build_optimizer, shard
 from examples.sequences.options import NOT_OF_A_CHECKPOINT, STOCK, checkpoints, setup_of
@@ -192,18 +192,3 @@ def metrics_of(ranks: Tensor, losses: Tensor) -> dict[str, float]:
         f"hit_rate_{TOP}": float(is_hit.double().mean()),
         "num_users": len(ranks),
     }
-
-
-def gather(value: Any) -> list[Any]:
-    """Return the value of every rank, in rank order. Collective."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
-def silence_start() -> None:
-    """Hide what torch says about its deprecated names because TorchRec uses them."""
-    for name in ("torch.fx", *(f"torchrec.distributed.{m}" for m in ("planner", "comm", "utils"))):
-        logging.getLogger(name).setLevel("ERROR")
-    for message in ("`broadcast_buffers` is deprecated", "Please use DTensor instead"):
-        warnings.filterwarnings("ignore", message, FutureWarning)

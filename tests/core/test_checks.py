@@ -25,13 +25,6 @@ def test_the_first_error_is_raised_every_time():
     assert len(set(map(id, raised))) == 3  # each has a traceback of its own, which holds tensors
 
 
-def test_nothing_found_is_no_error():
-    checks = DeferredChecks()
-    with deferring(checks):
-        raise_first(torch.tensor([-1], dtype=torch.int32), error_of)
-    checks.raise_found(wait=True)
-
-
 def test_flags_of_a_context_are_one_copy_and_keep_their_order():
     checks, flags = DeferredChecks(), []
     with deferring(checks):

@@ -10,6 +10,7 @@ import torch
 from data.dataset import FEATURES, Batches, prepare
 from data.synthetic import generate
 from model import ModelConfig, build_model, initial_table
+from options import build_parser
 from row_dump import DUMPED_SAMPLES, _batch_rows, check_pooling
 from torch import Tensor
 from torchrec.models.dlrm import DLRMTrain
@@ -23,17 +24,7 @@ from trec_qcomm.lab.preview.command import main
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--rows", "6000", "--batch-size", "64", "--dense-arch", "32", "--over-arch", "32"]
-CONFIG = ModelConfig(
-    embedding_dim=16,
-    dense_arch=(32,),
-    over_arch=(32,),
-    embedding_optimizer="rowwise_adagrad",
-    dense_optimizer="adam",
-    lr=0.0,
-    dense_lr=0.0,
-    init_scale=0.01,
-    seed=0,
-)
+CONFIG = ModelConfig.from_options(build_parser().parse_args(["--config", "stock", *SMALL]))
 
 
 @pytest.fixture(scope="module")

@@ -24,12 +24,6 @@ def two_jobs(monkeypatch, tmp_path):
     return runs
 
 
-def test_help_has_examples(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        warm_up.main(["--help"])
-    assert "python -m trec_qcomm warm-up best" in capsys.readouterr().out
-
-
 def test_a_job_is_compiled_once_for_all_configs(two_jobs, tmp_path, capfd):
     assert warm_up.main(["best", "int4"]) == 0
     assert sorted(two_jobs.read_text().split()) == ["decode", "encode"]

@@ -5,7 +5,7 @@ would make the host wait for a GPU if the tensors were there.
 """
 
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 import torch
@@ -118,17 +118,9 @@ class HostReads(TorchFunctionMode):
             return copies
 
         modules = [m for name, m in sys.modules.items() if name.startswith("trec_qcomm.")]
-        with mock.patch.object(GridExecutor, "__call__", run_unwatched):
-            patches = [
-                mock.patch.object(m, "upload", upload)
-                for m in modules
-                if getattr(m, "upload", None) is transfer.upload
-            ]
-            for patch in patches:
-                patch.start()
-            try:
-                with self:
-                    yield self
-            finally:
-                for patch in patches:
-                    patch.stop()
+        callers = [m for m in modules if getattr(m, "upload", None) is transfer.upload]
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(GridExecutor, "__call__", run_unwatched))
+            for m in callers:
+                stack.enter_context(mock.patch.object(m, "upload", upload))
+            yield stack.enter_context(self)

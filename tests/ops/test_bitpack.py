@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.backends import device_of, on
+from tests.ops.index_encoders import MAX_INDEX, normal
 from trec_qcomm import ErrorBounded
 from trec_qcomm.core.segments import Segments
 from trec_qcomm.ops.bitpack import cpu, reference
 from trec_qcomm.ops.dispatch import default_backend
-
-MAX_INDEX = 2**22
 
 
 def encode(q: np.ndarray) -> np.ndarray:
@@ -34,11 +33,6 @@ def decode(data: np.ndarray, num_values: int) -> np.ndarray | None:
     return q if cpu.decode_segment(data, 1, q) else None
 
 
-def indices(scale: float, num_values: int, seed: int = 0) -> np.ndarray:
-    q = np.rint(np.random.default_rng(seed).normal(0, scale, num_values))
-    return q.clip(-MAX_INDEX, MAX_INDEX).astype(np.int32)
-
-
 def check(q: np.ndarray) -> None:
     data = encode(q)
     assert (reference.encode_segment(torch.from_numpy(q), 1).numpy() == data).all()
@@ -49,14 +43,14 @@ def check(q: np.ndarray) -> None:
 @pytest.mark.parametrize("num_values", [0, 1, 2, 7, 31, 32, 33, 1023, 1024, 1025, 5000])
 @pytest.mark.parametrize("scale", [0, 0.05, 1, 30, 60, 200, 5000, 3e6])
 def test_round_trip_and_parity(scale, num_values):
-    check(indices(scale, num_values))
+    check(normal(scale, num_values))
 
 
 @pytest.mark.parametrize("width", range(25))
 def test_every_width_alone_and_beside_narrow_ones(width):
     largest = np.int32((1 << width) - 1)
     top = reference.unzigzag(torch.tensor([largest])).numpy().clip(-MAX_INDEX, MAX_INDEX)
-    q = indices(0.3, 3000)
+    q = normal(0.3, 3000)
     q[40:72] = top
     q[2999] = top[0]
     check(q)
@@ -90,7 +84,7 @@ def test_the_size_is_what_the_format_says():
 @pytest.mark.parametrize("scale", [0, 1, 3000])
 @pytest.mark.parametrize("num_values", [1, 40, 2500])
 def test_every_other_length_is_refused(scale, num_values):
-    data = encode(indices(scale, num_values))
+    data = encode(normal(scale, num_values))
     lengths = range(0, len(data), 1 + len(data) // 200)
     for wrong in [*(data[:n] for n in lengths), data[:-1], np.append(data, np.uint8(0))]:
         wrong = wrong.copy()
@@ -101,7 +95,7 @@ def test_every_other_length_is_refused(scale, num_values):
 
 def test_too_little_room_is_told_and_nothing_written_beyond():
     for scale in (1, 3000):
-        q = indices(scale, 3000)
+        q = normal(scale, 3000)
         nbytes = len(encode(q))
         for room in [*range(0, nbytes, 97), nbytes - 1]:
             out = np.full(nbytes + 8, 0xA5, np.uint8)
@@ -112,7 +106,7 @@ def test_too_little_room_is_told_and_nothing_written_beyond():
 @pytest.mark.parametrize("num_values", [1, 33, 1500])
 def test_backends_accept_the_same_random_bytes(num_values):
     generator = np.random.default_rng(num_values)
-    data = encode(indices(2, num_values))
+    data = encode(normal(2, num_values))
     accepted = 0
     for trial in range(300):
         forged = data.copy()
@@ -157,7 +151,7 @@ def check_on_gpu(parts: list[np.ndarray]) -> None:
 @pytest.mark.triton
 def test_every_width_on_a_gpu():
     """Each width alone in a group, between narrow blocks, and in last blocks of any length."""
-    alone, beside = [], indices(0.3, 25 * 1024 + 40)
+    alone, beside = [], normal(0.3, 25 * 1024 + 40)
     for width in range(25):
         top = reference.unzigzag(torch.tensor([(1 << width) - 1, (1 << width) >> 1])).numpy()
         top = top.clip(-MAX_INDEX, MAX_INDEX).astype(np.int32)
@@ -165,4 +159,4 @@ def test_every_width_on_a_gpu():
         alone.append(np.resize(top, 1024))
     q = np.concatenate(alone)
     check_on_gpu([q[:-999], beside])
-    check_on_gpu([indices(3.0**i, 34 + i) for i in range(13)])
+    check_on_gpu([normal(3.0**i, 34 + i) for i in range(13)])

@@ -299,13 +299,8 @@ def test_forged_segments_are_refused_by_both_or_by_none():
     size = int(encoded.nbytes[0])
     generator = torch.Generator().manual_seed(1)
     places = [(i, v) for i in range(8) for v in range(256)]
-    for _ in range(1500):
-        places.append(
-            (
-                int(torch.randint(size, (1,), generator=generator)),
-                int(torch.randint(256, (1,), generator=generator)),
-            )
-        )
+    drawn = (torch.randint(end, (1500,), generator=generator).tolist() for end in (size, 256))
+    places += zip(*drawn, strict=True)
     refused, accepted = 0, 0
     for place, value in places:
         payload = encoded.payload[:size].clone()

@@ -64,14 +64,9 @@ def test_backends_agree_and_nothing_is_lost(
     num_bags, longest, vocabulary, weighted, wide, share, seed
 ):
     generator = torch.Generator().manual_seed(seed)
-    values, lengths, weights = bags_of(
-        generator,
-        num_bags,
-        longest=longest,
-        vocabulary=vocabulary,
-        weighted=weighted,
-        dtype=torch.int64 if wide else torch.int32,
-    )
+    kinds = {"weighted": weighted, "dtype": torch.int64 if wide else torch.int32}
+    sizes = {"longest": longest, "vocabulary": vocabulary}
+    values, lengths, weights = bags_of(generator, num_bags, **sizes, **kinds)
     counts = torch.tensor(num_bags)
     shares = torch.full((len(num_bags),), share, dtype=torch.float64)
     unique = unique_bags_by_all(values, lengths, counts, shares, weights)

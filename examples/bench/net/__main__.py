@@ -54,24 +54,16 @@ def main() -> int:
     """Run what is missing in --out, and show all of it."""
     parser = _parser()
     arguments, rest = parser.parse_known_args()
-    lacks = missing()
+    lacks = " and ".join(missing())
     if lacks:
-        print(
-            f"bench-net cannot emulate hosts here: it needs {' and '.join(lacks)}", file=sys.stderr
-        )
+        print(f"bench-net cannot emulate hosts here: it needs {lacks}", file=sys.stderr)
         return 1
     given = {*rest, *(("--embedding-dim",) if "--scale" in rest else ())}
     rest = [w for name, v in CRITEO.items() if name not in given for w in (name, v)] + rest
-    checked = subprocess.run(
-        [*_command(arguments, arguments.configs, rest), "--check"],
-        env=os.environ
-        | {
-            "WORLD_SIZE": str(arguments.hosts[0] * arguments.ranks_per_host),
-            "LOCAL_WORLD_SIZE": str(arguments.ranks_per_host),
-        },
-        stdout=subprocess.PIPE,
-        check=False,
-    )
+    words = [*_command(arguments, arguments.configs, rest), "--check"]
+    per_host = arguments.ranks_per_host
+    ranks = {"WORLD_SIZE": str(arguments.hosts[0] * per_host), "LOCAL_WORLD_SIZE": str(per_host)}
+    checked = subprocess.run(words, env=os.environ | ranks, stdout=subprocess.PIPE, check=False)
     if checked.returncode:
         return checked.returncode
     setups, started = json.loads(checked.stdout), time.monotonic()

@@ -25,7 +25,8 @@ _GRACE_S = 10.0  # for the other hosts to say what they saw of one that failed
 
 def missing() -> list[str]:
     """Return what this machine lacks to emulate hosts, as phrases; empty if nothing."""
-    needs = [f"the command {name} (package iproute2)" for name in ("ip", "tc") if not _has(name)]
+    absent = [name for name in ("ip", "tc") if shutil.which(name) is None]
+    needs = [f"the command {name} (package iproute2)" for name in absent]
     return needs if os.geteuid() == 0 else [*needs, "root"]
 
 
@@ -159,10 +160,6 @@ class Hosts:
 def _how_ended(code: int) -> str:
     """Return the words for an exit code of subprocess: negative is the number of a signal."""
     return f"exit status {code}" if code > 0 else signal.Signals(-code).name
-
-
-def _has(command: str) -> bool:
-    return shutil.which(command) is not None
 
 
 def _ip(*words: str) -> None:

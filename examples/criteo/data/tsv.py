@@ -77,10 +77,8 @@ def read_file(path: Path, run: Callable[..., Any] = map, at_once: int = 1) -> It
                     if malformed and not first:
                         place, reason = malformed[0]
                         first = f"; line {num_lines + place + 1}: {reason}"
-                    num_lines, num_malformed = (
-                        num_lines + len(lines),
-                        num_malformed + len(malformed),
-                    )
+                    num_lines += len(lines)
+                    num_malformed += len(malformed)
                     yield rows
     except _UNREADABLE as error:
         raise ValueError(f"{path}: cannot be read to its end: {error}") from error

@@ -48,7 +48,6 @@ class TrainOptions:
             compared.
         unused: names of options that would do nothing, and are refused.
         pipelines: choices of --pipeline.
-        defaults: words that come before those of the command line.
     """
 
     build_parser: Callable[[], argparse.ArgumentParser]
@@ -56,7 +55,6 @@ class TrainOptions:
     setup_of: Callable[[argparse.Namespace], dict[str, Any]]
     unused: Sequence[str]
     pipelines: Sequence[str]
-    defaults: Sequence[str] = ()
 
     def parse(
         self,
@@ -69,13 +67,13 @@ class TrainOptions:
 
         Raises: ValueError: an option that does nothing here.
         """
-        parser, given = self.build_parser(), [*self.defaults, *rest]
+        parser = self.build_parser()
         choices = [
             [(option, value) for value in values]
             for option, values in (("--pipeline", pipelines), ("--plan", plans))
             if values
         ]
-        words = [[*given, *itertools.chain(*chosen)] for chosen in itertools.product(*choices)]
+        words = [[*rest, *itertools.chain(*chosen)] for chosen in itertools.product(*choices)]
         every = [parser.parse_args(["--config", c, *more]) for c in configs for more in words]
         for options in every:
             for name in self.unused:

@@ -11,30 +11,11 @@ from trec_qcomm.lab.ranks.rounds import play
 BLOCK, MIN_NUMEL = 16, 20
 
 
-def reductions(
-    algorithm,
-    world_size,
-    codec,
-    *,
-    error_feedback=False,
-    measure=False,
-    ranks_per_node=None,
-    intra=None,
-):
-    coding = Coding(
-        codec=codec,
-        exact=Identity(),
-        min_numel=MIN_NUMEL,
-        error_feedback=error_feedback,
-        intra=intra,
-    )
-    options = AllReduceOptions(
-        codings=(coding,),
-        algorithm=algorithm,
-        seed=3,
-        measure=measure,
-        ranks_per_node=ranks_per_node,
-    )
+def reductions(algorithm, world_size, codec, *, ranks_per_node=None, **coding):
+    """Return the reduction of each rank. Args: coding: more fields of the codec's Coding."""
+    coding = Coding(codec=codec, exact=Identity(), min_numel=MIN_NUMEL, **coding)
+    how = {"algorithm": algorithm, "ranks_per_node": ranks_per_node}
+    options = AllReduceOptions(codings=(coding,), seed=3, **how)
     return [
         Reduction(options, rank, world_size, Traffic("dense", ["all"]))
         for rank in range(world_size)

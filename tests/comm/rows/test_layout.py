@@ -7,24 +7,14 @@ from trec_qcomm.comm.rows.layout import FeatureShard, Layout
 from trec_qcomm.comm.rows.reduce_scatter import PooledReduceScatter
 from trec_qcomm.comm.rows.sequence import SequenceAllToAll
 
-LAYOUT = Layout(
-    (
-        (
-            FeatureShard("a", "f1", 0, 4),
-            FeatureShard("b", "f2", 0, 2),
-            FeatureShard("a", "f3", 0, 4),
-        ),
-        (),
-        (FeatureShard("c", "f4", 8, 3),),
-    )
-)
+FIRST, LAST = FeatureShard("a", "f1", 0, 4), FeatureShard("c", "f4", 8, 3)
+OTHERS = FeatureShard("b", "f2", 0, 2), FeatureShard("a", "f3", 0, 4)
+LAYOUT = Layout(((FIRST, *OTHERS), (), (LAST,)))
 
 
 def test_fingerprint_sees_every_field():
     def with_first(block: FeatureShard) -> int:
-        return Layout(
-            ((block, *LAYOUT.shards_by_rank[0][1:]), *LAYOUT.shards_by_rank[1:])
-        ).fingerprint(0)
+        return Layout(((block, *OTHERS), (), (LAST,))).fingerprint(0)
 
     seen = {LAYOUT.fingerprint(0)}
     for changed in (("x", "f1", 0, 4), ("a", "x", 0, 4), ("a", "f1", 1, 4), ("a", "f1", 0, 5)):

@@ -19,16 +19,10 @@ SCALES = {"a": 1.0, "b": 100.0, "c": 1.0}
 
 def rule(*, error_feedback=False, **options):
     looks = {"every": options.pop("every", 3), "schedule": options.pop("schedule", None)}
-    return GradientRule(
-        **{
-            "codec": Threshold(1.0, values="fp32"),
-            "algorithm": "two_shot",
-            "block": 1,
-            "error_feedback": error_feedback,
-            "refresh": ThresholdRefresh(**looks, density=DENSITY, sample="all"),
-        }
-        | options
-    )
+    refresh = ThresholdRefresh(**looks, density=DENSITY, sample="all")
+    usual = {"codec": Threshold(1.0, values="fp32"), "algorithm": "two_shot", "block": 1}
+    usual |= {"error_feedback": error_feedback, "refresh": refresh}
+    return GradientRule(**usual | options)
 
 
 def ranks(gradient_rule, **options):

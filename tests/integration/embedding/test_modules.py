@@ -83,18 +83,8 @@ def exact_cases():
     Each rank has another number of distinct bags, which gloo cannot reduce-scatter. grid_shard
     takes a variable batch in stock TorchRec from 1.9 on only.
     """
-    return {
-        f"uneven_vbe/{sharding}": Case(
-            tables=TABLES,
-            sharding=sharding,
-            node_size=2,
-            vbe=True,
-            uneven_vbe=True,
-            batch=(4, 3),
-            max_length=5,
-        )
-        for sharding in (RW, TWRW, GRID)
-    }
+    uneven = {"node_size": 2, "vbe": True, "uneven_vbe": True, "batch": (4, 3), "max_length": 5}
+    return {f"uneven_vbe/{s}": Case(tables=TABLES, sharding=s, **uneven) for s in (RW, TWRW, GRID)}
 
 
 def run_program(program):

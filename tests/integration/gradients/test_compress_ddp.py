@@ -17,18 +17,9 @@ from trec_qcomm.integration.checkpoint import load_of_all_ranks
 from trec_qcomm.lab.debug.rule import DebugRule
 from trec_qcomm.testing import run_ranks
 
-RULE = GradientRule(
-    codec=Rowwise(4), block=16, min_numel=20, algorithm="two_shot", error_feedback=True
-)
-MAPPING = {
-    "dense": {
-        "codec": {"codec": "rowwise", "bits": 4},
-        "block": 16,
-        "min_numel": 20,
-        "algorithm": "two_shot",
-        "error_feedback": True,
-    }
-}
+FIELDS = {"block": 16, "min_numel": 20, "algorithm": "two_shot", "error_feedback": True}
+RULE = GradientRule(codec=Rowwise(4), **FIELDS)
+MAPPING = {"dense": {"codec": {"codec": "rowwise", "bits": 4}, **FIELDS}}
 
 
 def compressed(config):

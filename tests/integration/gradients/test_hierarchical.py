@@ -20,14 +20,8 @@ from trec_qcomm.integration.gradients.placement import ranks_per_node
 from trec_qcomm.lab.ranks.ranks import PlayedRanks
 from trec_qcomm.testing import run_ranks
 
-RULE = GradientRule(
-    codec=Rowwise(4, "stochastic"),
-    intra=Cast("bf16"),
-    block=16,
-    min_numel=20,
-    algorithm="hierarchical",
-    error_feedback=True,
-)
+BLOCKS = {"block": 16, "min_numel": 20, "algorithm": "hierarchical", "error_feedback": True}
+RULE = GradientRule(codec=Rowwise(4, "stochastic"), intra=Cast("bf16"), **BLOCKS)
 FLAT = replace(RULE, algorithm="two_shot", intra=None)
 RULES = {
     "feedback": RULE,
@@ -37,8 +31,8 @@ RULES = {
         low_rank=LowRank(rank=2),
     ),
     "threshold": GradientRule(
-        codec=Threshold(0.1), block=16, min_numel=20, algorithm="hierarchical", error_feedback=True,
-        refresh=ThresholdRefresh(every=1, density=0.1, sample=500), scope="global",
+        codec=Threshold(0.1), scope="global", **BLOCKS,
+        refresh=ThresholdRefresh(every=1, density=0.1, sample=500),
     ),
 }  # fmt: skip
 

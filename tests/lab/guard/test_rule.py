@@ -77,17 +77,8 @@ def test_errors_name_the_field(guard, message):
 
 
 def test_finer_is_more_bits_in_the_worst_case():
-    order = [
-        Rowwise(2),
-        ErrorBounded(0.05),
-        Rowwise(4),
-        ErrorBounded(0.01),
-        Float6(),
-        ErrorBounded(0.01 / 4),
-        Rowwise(8),
-        Cast("fp16"),
-        Identity(),
-    ]
+    order = [Rowwise(2), ErrorBounded(0.05), Rowwise(4), ErrorBounded(0.01), Float6()]
+    order += [ErrorBounded(0.01 / 4), Rowwise(8), Cast("fp16"), Identity()]
     assert [is_finer(b, a) for a, b in pairwise(order)] == [True] * 8
     assert [is_finer(a, b) for a, b in pairwise(order)] == [False] * 8
     assert is_finer(Cast("bf16"), Cast("fp16")) is False

@@ -22,15 +22,6 @@ def real():
     return run_programs(programs.run, NUM_RANKS, {name: name for name in programs.PROGRAMS})
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Compute with as many threads as real ranks of tests do: their number changes last bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def ranks():
     return PlayedRanks(NUM_RANKS)

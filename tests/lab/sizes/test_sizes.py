@@ -59,17 +59,8 @@ def test_a_record_prices_as_its_rows_do_and_has_none_of_them(tmp_path) -> None:
         assert sizes[0] == pytest.approx(sizes[1], rel=1e-3)
         both = [t.backward.nbytes(DISTINCT, dim) for t in (from_rows, from_record)]
         assert both[0] == both[1]
-    words = [
-        "--data",
-        str(path),
-        "--configs",
-        "int8",
-        "--out",
-        str(out),
-        "--setup",
-        "batch_size=80",
-    ]
-    assert main(words) == 0
+    words = ["--data", str(path), "--out", str(out), "--configs", "int8"]
+    assert main([*words, "--setup", "batch_size=80"]) == 0
     (written,) = read(out)
     assert isinstance(written, TableSizesRecord)
     assert (written.configuration, written.setup) == ("int8", {"batch_size": 80})
