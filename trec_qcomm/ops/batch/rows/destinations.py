@@ -89,7 +89,7 @@ class Rows:
 def single_rows(begin: Tensor, dim: Tensor, device: torch.device) -> Rows:
     """Return rows for any number of calls of `take`, each a segment of its own.
 
-    Args: begin, dim: [U] int64 on CPU, place and size of each row.  device: that of the values.
+    Args: begin, dim: [U] int64 on CPU, place and size of each row.  device: device of the values.
     """
     once = torch.ones_like(dim)
     (position,) = upload(device, begin)
