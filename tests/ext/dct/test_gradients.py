@@ -9,7 +9,7 @@ from trec_qcomm import GradientRule, Identity, Rowwise, Threshold
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ext.dct.refresh import ThresholdRefresh
-from trec_qcomm.integration.gradients.dense import make_dense_reduction
+from trec_qcomm.integration.gradients.reduction import make_reduction
 from trec_qcomm.lab.ranks.rounds import play
 
 WORLD_SIZE, DENSITY = 2, 0.05
@@ -27,7 +27,7 @@ def rule(*, error_feedback=False, **options):
 
 def ranks(gradient_rule, **options):
     return [
-        make_dense_reduction(
+        make_reduction(
             gradient_rule, PARAMETERS, rank, WORLD_SIZE, Traffic("dense", ["all"]), **options
         )
         for rank in range(WORLD_SIZE)

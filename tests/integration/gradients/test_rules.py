@@ -12,7 +12,7 @@ from trec_qcomm.config import config_from_dict, config_to_dict, load_config
 from trec_qcomm.config.gradients import parameter_patterns, rules_of
 from trec_qcomm.core.counters import Traffic
 from trec_qcomm.ext.dct.refresh import ThresholdRefresh
-from trec_qcomm.integration.gradients.dense import make_dense_reduction
+from trec_qcomm.integration.gradients.reduction import make_reduction
 from trec_qcomm.lab.ranks.rounds import play
 
 NUMELS = {"a.weight": 1000, "a.bias": 30, "b.weight": 700, "b.bias": 40, "c.weight": 500}
@@ -40,7 +40,7 @@ def shapes(rules):
 
 def ranks(rules, world_size, traffic):
     return [
-        make_dense_reduction(rules, shapes(rules), rank, world_size, traffic[rank], seed=3)
+        make_reduction(rules, shapes(rules), rank, world_size, traffic[rank], seed=3)
         for rank in range(world_size)
     ]
 

@@ -13,7 +13,6 @@ Shapes: N ranks; E values of a bucket of P parameters.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -158,7 +157,6 @@ class Reduction:
         traffic: Traffic,
         *,
         parameters: Sequence[ParameterShape] = (),
-        tolerances: GradientTolerances | None = None,
         intra_traffic: Traffic | None = None,
     ) -> None:
         """Prepare for all-reduces.
@@ -170,31 +168,31 @@ class Reduction:
             parameters: shapes of all parameters. Their order numbers all values, and the numbers
                 key the noise of stochastic rounding. Other parameters are numbered as they come.
                 The state has the residuals of these parameters from the beginning.
-            tolerances: rule that sets the codec's tolerance; None leaves it as the config has it.
             intra_traffic: counters of what `hierarchical` sends inside a node.
         Raises: ValueError: nodes that differ in size.
         """
-        self._is_inside = options.is_inside_one_node(world_size)
+        self.is_inside = options.is_inside_one_node(world_size)
         self.options = options = options.settled(world_size)
         self.rank, self.world_size = rank, world_size
         self.ranks: Sequence[int] = range(world_size)  # numbers in the job, for errors
         self._nodes: Nodes | None = None
         if options.algorithm == "hierarchical":
             self._nodes = Nodes(rank, world_size, options.ranks_per_node or 0)
-        self.traffic, self.tolerances = traffic, tolerances
+        self.traffic = traffic
         self.intra_traffic = intra_traffic or Traffic("intra_dense", traffic.tables)
         self.error_feedback: ErrorFeedback | None = None
         if any(coding.error_feedback for coding in options.codings):
             fed = [p for p in parameters if feeds(p, options.codings)]
             numels = {parameter.name: parameter.numel for parameter in fed}
             self.error_feedback = ErrorFeedback(sites(options, rank, world_size), numels)
+        self.tolerances: GradientTolerances | None = None  # rule that sets the codecs' tolerances
         self.matrices: Matrices | None = None  # parameters that are sent as factors
         self.observer: GradientObserver | None = None  # sees values, such as the debugger
         self.num_calls = 0
         self.num_steps = 0  # steps whose last bucket was started; part of the state
-        *first_numbers, self._next_number = accumulate((p.numel for p in parameters), initial=0)
-        names = [parameter.name for parameter in parameters]
-        self._first_numbers = dict(zip(names, first_numbers, strict=True))
+        self._first_numbers: dict[str, int] = {}
+        self._next_number = 0
+        self._numbers_of(parameters)
         self._chunks: dict[tuple[ParameterShape, ...], BucketChunks] = {}
         self._scratch = Scratch()
         # For each bucket of this step, whether its result is finite, and who is to be told.
@@ -253,7 +251,9 @@ class Reduction:
         step = self.num_steps
         self.num_steps += is_last
         shapes = tuple(parameters)
-        chunks = self._new_chunks(shapes) if once else self._chunks_of(shapes)
+        chunks = self._chunks.get(shapes) or self.new_chunks(shapes)
+        if not once:
+            self._chunks[shapes] = chunks
         return self._decided(self._rounds(chunks, bucket, self.num_calls, step, part), is_last)
 
     def rescale(self, factor: float) -> None:
@@ -283,7 +283,11 @@ class Reduction:
     ) -> Rounds:
         is_apart = chunks.num_chunks > 1
         values = self._scratch.empty("values", len(bucket), bucket) if is_apart else bucket
-        residuals = self._residuals_of(chunks, values, part)
+        residuals: BucketResiduals | LostValues | None = None
+        if part.lost is not None:
+            residuals = LostValues(values)
+        elif self.error_feedback is not None and chunks.has_feedback:
+            residuals = self.error_feedback.for_bucket(chunks, values.device)
         measurement = None if self.observer is None else self.observer.begin(chunks, step)
         call = Call(
             rank=self.rank,
@@ -295,7 +299,7 @@ class Reduction:
             alignment=frame.alignment_of(bucket),
             measure=self.options.measure,
         )
-        traffic = self.intra_traffic if self._is_inside else self.traffic
+        traffic = self.intra_traffic if self.is_inside else self.traffic
         coder = MessageCoder(
             chunks,
             call,
@@ -316,8 +320,7 @@ class Reduction:
         else:
             assert self._nodes is not None
             lost = residuals if isinstance(residuals, LostValues) else None
-            timed = self.intra_traffic
-            inside = MessageCoder(chunks.inside, call, timed=timed, residuals=lost)
+            inside = MessageCoder(chunks.inside, call, timed=self.intra_traffic, residuals=lost)
             yield from hierarchical(coder, inside, values, self._nodes)
             between_nbytes = ring_nbytes(numel // self._nodes.ranks_per_node, self._nodes.num_nodes)
             _add_traffic(self.intra_traffic, inside, raw_nbytes - between_nbytes)
@@ -332,25 +335,13 @@ class Reduction:
             chunks.scatter(residuals.lost, part.lost)
         _add_traffic(traffic, coder, raw_nbytes)
 
-    def _residuals_of(
-        self, chunks: BucketChunks, values: Tensor, part: Part
-    ) -> BucketResiduals | LostValues | None:
-        if part.lost is not None:
-            return LostValues(values)
-        feedback = self.error_feedback if chunks.has_feedback else None
-        return None if feedback is None else feedback.for_bucket(chunks, values.device)
-
-    def _chunks_of(self, parameters: tuple[ParameterShape, ...]) -> BucketChunks:
-        if parameters not in self._chunks:
-            self._chunks[parameters] = self._new_chunks(parameters)
-        return self._chunks[parameters]
-
-    def _new_chunks(self, parameters: tuple[ParameterShape, ...]) -> BucketChunks:
+    def new_chunks(self, parameters: tuple[ParameterShape, ...]) -> BucketChunks:
+        """Return the chunks of a bucket of these parameters."""
         numbers = self._numbers_of(parameters)
         num_chunks = self.options.num_chunks(self.world_size)
         return BucketChunks(parameters, num_chunks, self.options.codings, numbers)
 
-    def _numbers_of(self, parameters: tuple[ParameterShape, ...]) -> tuple[int, ...]:
+    def _numbers_of(self, parameters: Sequence[ParameterShape]) -> tuple[int, ...]:
         """Return the number of each parameter's first value, the same in every bucket."""
         for parameter in parameters:
             if parameter.name not in self._first_numbers:

@@ -8,7 +8,6 @@ Knows: DDP, rules of the config. Does not know: TorchRec, algorithms.
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +19,9 @@ from trec_qcomm.comm.dense.low_rank.matrices import MatrixShape
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.config import GradientRule
 from trec_qcomm.config.gradients import parameter_patterns, rules_of
-from trec_qcomm.core.counters import Traffic
 from trec_qcomm.integration.checkpoint import by_short_key
 from trec_qcomm.integration.gradients.all_reduce import GradientAllReduce
-from trec_qcomm.integration.gradients.reduction import make_coding, make_reduction, sent_shapes
+from trec_qcomm.integration.gradients.reduction import make_reduction, sent_shapes
 
 Rules = GradientRule | Sequence[GradientRule]
 
@@ -127,7 +125,7 @@ class DenseGradients(GradientAllReduce):
     def _make_reduction(
         self, shapes: Sequence[ParameterShape], rank: int, world_size: int
     ) -> Reduction:
-        return make_dense_reduction(
+        return make_reduction(
             self._rules,
             shapes,
             rank,
@@ -162,33 +160,3 @@ def _check_some_block(rule: GradientRule, sent: Sequence[ParameterShape], place:
             f"{place}.block: {rule.block!r}: no parameter has so many values; the largest, "
             f"{largest.name!r}, has {largest.numel}"
         )
-
-
-def make_dense_reduction(
-    rules: Rules,
-    parameters: Sequence[ParameterShape],
-    rank: int,
-    world_size: int,
-    traffic: Traffic,
-    *,
-    matrices: Sequence[MatrixShape] = (),
-    **options: Any,
-) -> Reduction:
-    """Return the reduction of one rank that rules of replicated parameters describe.
-
-    Args: rules: the rules; a parameter's `coding` is an index into them.  The other arguments are
-        those of `make_reduction`.
-    """
-    listed = rules_of(rules)
-    refresh = next((rule.refresh for rule in listed if rule.refresh is not None), None)
-    return make_reduction(
-        listed[0],
-        parameters,
-        rank,
-        world_size,
-        traffic,
-        codings=[make_coding(rule) for rule in listed],
-        matrices=matrices,
-        make_tolerances=None if refresh is None else partial(refresh.gradient_tolerances, listed),
-        **options,
-    )

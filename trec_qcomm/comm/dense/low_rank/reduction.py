@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trec_qcomm.comm.dense.all_reduce import AllReduceOptions, Part, Reduction
+from trec_qcomm.comm.dense.all_reduce import Part, Reduction
 from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.dense.error_feedback import CONTRIBUTION, Site
 from trec_qcomm.comm.dense.low_rank.matrices import (
@@ -42,7 +42,6 @@ from trec_qcomm.comm.dense.low_rank.matrices import (
 )
 from trec_qcomm.comm.rounds import Rounds
 from trec_qcomm.core.codec import Contract
-from trec_qcomm.core.counters import Traffic
 
 
 class _Messages(NamedTuple):
@@ -67,23 +66,14 @@ class LowRankReduction(Reduction):
 
     matrices: Matrices
 
-    def __init__(
-        self,
-        options: AllReduceOptions,
-        rank: int,
-        world_size: int,
-        traffic: Traffic,
-        *,
-        matrices: Sequence[MatrixShape],
-        **others: Any,
-    ) -> None:
+    def __init__(self, *args: Any, matrices: Sequence[MatrixShape], **options: Any) -> None:
         """Prepare for all-reduces.
 
-        Args: matrices: the parameters that are sent as factors.  others: keyword arguments of
+        Args: matrices: the parameters that are sent as factors.  args, options: arguments of
             Reduction; `parameters` has the factors in place of these parameters.
         """
-        super().__init__(options, rank, world_size, traffic, **others)
-        self.matrices = Matrices(matrices, options.seed)
+        super().__init__(*args, **options)
+        self.matrices = Matrices(matrices, self.options.seed)
         self._messages: dict[tuple[str, ...], _Messages] = {}
 
     def takes(self, parameter: str, sites: Iterable[Site]) -> bool:
