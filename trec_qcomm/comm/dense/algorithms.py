@@ -180,7 +180,7 @@ def sum_chunks(
     sends = [(ranks[n], messages[n]) for n in others]
     received = yield coder.round(sends, peers, contributions)
     own_values = values[own_chunk.begin : own_chunk.end]
-    if not coder.has_residuals:  # else `values` are decoded
+    if coder.residuals is None:  # else `values` are decoded
         coder.receive(messages[place].to_itself(), own_chunk.placed, values, [coder.rank])
     if peers:
         coder.add_up(received, contributions, own_values, peers, place)

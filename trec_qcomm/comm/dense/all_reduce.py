@@ -76,10 +76,6 @@ class AllReduceOptions:
         """Return whether all ranks share one node, so that nothing is sent between nodes."""
         return self.algorithm == "hierarchical" and self.ranks_per_node == world_size > 1
 
-    def num_chunks(self, world_size: int) -> int:
-        """Return into how many chunks settled options cut a bucket: 1, or one for each rank."""
-        return 1 if self.algorithm == "recursive_doubling" else world_size
-
     def settled(self, world_size: int) -> "AllReduceOptions":
         """Return the options that a job of so many ranks really uses.
 
@@ -131,19 +127,16 @@ def ring_nbytes(numel: int, world_size: int, itemsize: int = 4) -> int:
 class Part:
     """Context of a coded all-reduce that handles only a part of a bucket.
 
+    The values were divided by N before.
+
     Args:
-        is_divided: whether the values were divided by N before.
-        raw_numel: number of values of the bucket that count as raw here; None: all values.
+        raw_numel: number of values of the bucket that count as raw here.
         lost: [E] float32, memory for the codecs' errors, in the bucket's order. None: residuals are
             kept as usual.
     """
 
-    is_divided: bool = False
-    raw_numel: int | None = None
+    raw_numel: int
     lost: Tensor | None = None
-
-
-WHOLE = Part()
 
 
 class Reduction:
@@ -225,7 +218,7 @@ class Reduction:
         *,
         once: bool = False,
         is_last: bool = True,
-        part: Part = WHOLE,
+        part: Part | None = None,
     ) -> Rounds:
         """Return the rounds in which `bucket` becomes the mean over ranks.
 
@@ -279,12 +272,12 @@ class Reduction:
             self._undecided.clear()
 
     def _rounds(
-        self, chunks: BucketChunks, bucket: Tensor, number: int, step: int, part: Part
+        self, chunks: BucketChunks, bucket: Tensor, number: int, step: int, part: Part | None
     ) -> Rounds:
         is_apart = chunks.num_chunks > 1
         values = self._scratch.empty("values", len(bucket), bucket) if is_apart else bucket
         residuals: BucketResiduals | LostValues | None = None
-        if part.lost is not None:
+        if part is not None and part.lost is not None:
             residuals = LostValues(values)
         elif self.error_feedback is not None and chunks.has_feedback:
             residuals = self.error_feedback.for_bucket(chunks, values.device)
@@ -310,9 +303,9 @@ class Reduction:
         )
         if is_apart:
             chunks.gather(bucket, values)
-        if not part.is_divided:
+        if part is None:
             values.div_(values.new_full((), self.world_size))  # CUDA inverts a Python number
-        numel = len(values) if part.raw_numel is None else part.raw_numel
+        numel = len(values) if part is None else part.raw_numel
         raw_nbytes = ring_nbytes(numel, self.world_size)
         algorithm = self.options.algorithm
         if algorithm != "hierarchical":
@@ -331,14 +324,14 @@ class Reduction:
             measurement.end(values)
         if is_apart:
             chunks.scatter(values, bucket)
-        if isinstance(residuals, LostValues) and part.lost is not None:
+        if part is not None and part.lost is not None and isinstance(residuals, LostValues):
             chunks.scatter(residuals.lost, part.lost)
         _add_traffic(traffic, coder, raw_nbytes)
 
     def new_chunks(self, parameters: tuple[ParameterShape, ...]) -> BucketChunks:
         """Return the chunks of a bucket of these parameters."""
         numbers = self._numbers_of(parameters)
-        num_chunks = self.options.num_chunks(self.world_size)
+        num_chunks = 1 if self.options.algorithm == "recursive_doubling" else self.world_size
         return BucketChunks(parameters, num_chunks, self.options.codings, numbers)
 
     def _numbers_of(self, parameters: Sequence[ParameterShape]) -> tuple[int, ...]:

@@ -185,6 +185,7 @@ class MessageCoder:
         traffic: counters of the largest errors by parameter, if these are measured. They count no
             bytes.
         scratch: memory for algorithms.
+        residuals: what keeps the codec's errors; None: nothing.
     """
 
     def __init__(
@@ -211,7 +212,7 @@ class MessageCoder:
         self.scratch, self.sent, self._call = call.scratch, Sent(), call
         self.traffic = Traffic("dense", chunks.names if call.measure else ())
         self.traffic.encode_s, self.traffic.decode_s = timed.encode_s, timed.decode_s
-        self._residuals, self._tolerances = residuals, tolerances
+        self.residuals, self._tolerances = residuals, tolerances
         self._measurement = measurement
 
     def send(
@@ -233,9 +234,9 @@ class MessageCoder:
         Raises:  UnencodableError: naming the parameter.
         """
         sent_values = values[span.begin : span.end]
-        if self._residuals is not None:
+        if self.residuals is not None:
             gradient = None if self._measurement is None else sent_values.clone()
-            waiting = self._residuals.add(values, span, site)
+            waiting = self.residuals.add(values, span, site)
             before = sent_values.clone()
         tolerances = None
         if self._tolerances is not None:
@@ -255,10 +256,10 @@ class MessageCoder:
             counted=False,
             tolerances=tolerances,
         )
-        if decoded or self._residuals is not None:
+        if decoded or self.residuals is not None:
             decode_own(frames, span.placed, values, traffic=self.traffic)
-        if self._residuals is not None:
-            kept = self._residuals.note(before, sent_values, waiting, span, site)
+        if self.residuals is not None:
+            kept = self.residuals.note(before, sent_values, waiting, span, site)
             if self._measurement is not None and gradient is not None:
                 self._measurement.kept(gradient, kept, span, site)
         return messages_of(ReceivedMessages(frames.buffer, frames.nbytes), span.placed)
@@ -344,11 +345,6 @@ class MessageCoder:
     def _frames(self, received: ReceivedMessages, expected: PlacedFrames) -> SealedFrames:
         announced = expected.announced if frame.is_on_gpu(received.buffer) else None
         return SealedFrames(received.buffer, received.nbytes, self._call.number, announced)
-
-    @property
-    def has_residuals(self) -> bool:
-        """Whether the codec's error is added to later values."""
-        return self._residuals is not None
 
     def _noise_seed(self, site: str, noise_group: int) -> int:
         """Return 63 bits that differ by rank or group, place and step.

@@ -169,14 +169,7 @@ class BucketResiduals:
             chunks: the chunks of the bucket.
             kept: {parameter: {site: [n] float32}}, on any device; a missing site has zeros.
             device: the device of the gradients.
-        Raises: ValueError: a residual whose size differs from its parameter's.
         """
-        for name, numel, *_ in chunks.parameters:
-            for site, residual in kept[name].items():
-                if residual.shape != (numel,):
-                    raise ValueError(
-                        f"residual of {name!r}, {site}: {list(residual.shape)}, not [{numel}]"
-                    )
         self._chunks, self._device = chunks, device
         # Until the first all-reduce has all of it in `_held`.
         self._kept = {
@@ -211,32 +204,25 @@ class BucketResiduals:
         return waiting
 
     def _waiting(self, values: Tensor, span: ChunkSpan) -> Waiting:
+        """Return the values of parameters whose pieces in the span are all zero."""
         pieces = [p for p in self._chunks.pieces if span.begin <= p.start < span.end]
         if not pieces:
             return []
         values_of_pieces = [values[p.start : p.end] for p in pieces]
         norms = torch.stack(list(torch._foreach_norm(values_of_pieces, torch.inf)))
         not_zero = norms != 0  # true of NaN, too
-        if frame.is_on_gpu(values):
-            return self._mask(not_zero, span)
-        got = {p.name for p, is_not in zip(pieces, not_zero.tolist(), strict=True) if is_not}
-        return [(p.start - span.begin, p.end - span.begin) for p in pieces if p.name not in got]
-
-    def _mask(self, not_zero: Tensor, span: ChunkSpan) -> Tensor:
-        """Return [numel] bool, true at values of parameters whose pieces in the span are all zero.
-
-        Args: not_zero: [number of pieces in the span] bool.
-        """
+        if not frame.is_on_gpu(values):  # where a mask would take longer than all else
+            got = {p.name for p, is_not in zip(pieces, not_zero.tolist(), strict=True) if is_not}
+            return [(p.start - span.begin, p.end - span.begin) for p in pieces if p.name not in got]
         key = span.begin, span.end
         if key not in self._places:
-            pieces = [p for p in self._chunks.pieces if span.begin <= p.start < span.end]
             places = torch.tensor([[p.parameter, p.numel] for p in pieces], dtype=torch.int64)
             self._places[key] = upload(not_zero.device, *places.T.contiguous())
         parameter, numel = self._places[key]
         num_parameters = len(self._chunks.parameters)
-        got = torch.zeros(num_parameters, dtype=torch.int32, device=not_zero.device)
-        got.index_add_(0, parameter, not_zero.int())
-        waits = got[parameter] == 0
+        counts = torch.zeros(num_parameters, dtype=torch.int32, device=not_zero.device)
+        counts.index_add_(0, parameter, not_zero.int())
+        waits = counts[parameter] == 0
         return torch.repeat_interleave(waits, numel, output_size=span.end - span.begin)
 
     def note(
@@ -286,16 +272,14 @@ class BucketResiduals:
     def write_to(self, kept: dict[str, dict[Site, Tensor]]) -> None:
         """Write all residuals to `kept`, by name and site, on the device of the gradients."""
         for number, (name, *_) in enumerate(self._chunks.parameters):
-            if not self._chunks.feeds(number):
-                continue
-            kept[name] = {site: residual.clone() for site, residual in self._kept[name].items()}
-        numel = {parameter.name: parameter.numel for parameter in self._chunks.parameters}
+            if self._chunks.feeds(number):
+                kept[name] = {site: residual.clone() for site, residual in self._kept[name].items()}
         for (site, begin, end), residual in self._held.items():
             for p in self._fed:
                 if begin <= p.start < end:
                     sites = kept.setdefault(p.name, {})
                     if site not in sites:
-                        sites[site] = residual.new_zeros(numel[p.name])
+                        sites[site] = residual.new_zeros(self._chunks.parameters[p.parameter].numel)
                     whole = sites[site]
                     whole[p.begin : p.begin + p.numel] = residual[p.start - begin : p.end - begin]
 

@@ -168,6 +168,11 @@ class CodedSharder(ComesFirst):
         """Class of the sharded module. TorchRec looks up sharders by it."""
         return self.sharded_class
 
+    def _check_plan(
+        self, params: Mapping[str, ParameterSharding], device: torch.device | None
+    ) -> None:
+        """Raise ValueError at a plan that `sharded_class` does not support on the device."""
+
     def _register(
         self,
         params: Mapping[str, ParameterSharding],
@@ -183,6 +188,7 @@ class CodedSharder(ComesFirst):
             synchronous collectives, a table that no pattern of the config matches, or ranks whose
             configs differ.
         """
+        self._check_plan(params, device)
         refuse_sync_collectives()
         if env.process_group is None:
             raise ValueError("env: no process group; make it by ShardingEnv.from_process_group(pg)")

@@ -32,7 +32,7 @@ from trec_qcomm.integration.compat.private import (
     shardings,
     uses_index_dedup,
 )
-from trec_qcomm.integration.embedding.bases import CodedModule, CodedSharder, SessionRegistry
+from trec_qcomm.integration.embedding.bases import CodedModule, CodedSharder
 from trec_qcomm.integration.embedding.dists import CodedRowWiseDist
 from trec_qcomm.integration.embedding.output_dtype import rows_dtype
 from trec_qcomm.integration.embedding.shardings import POOLED, SEQUENCE
@@ -249,24 +249,6 @@ class CodedShardedEmbeddingCollection(CodedModule, ShardedEmbeddingCollection):
         return awaitable
 
 
-def _refuse_dense_kernels(
-    params: Mapping[str, ParameterSharding], device: torch.device | None
-) -> None:
-    """Raise ValueError for a dense kernel on CPU, which DATA_PARALLEL tables have, too.
-
-    FBGEMM's dense lookup for CPU adds up the rows of a bag although it is asked for each of them,
-    and puts the features of a sample side by side. With one id a bag sizes fit and rows are wrong.
-    """
-    if device is None or device.type != "cpu":
-        return
-    for table, sharding in params.items():
-        if sharding.compute_kernel == "dense":
-            raise ValueError(
-                f"plan: table {table!r}: {sharding.sharding_type} with compute_kernel dense: on "
-                "CPU FBGEMM's dense lookup pools the rows of an EmbeddingCollection; allowed: fused"
-            )
-
-
 class CodedEmbeddingCollectionSharder(CodedSharder, EmbeddingCollectionSharder):
     """Drop-in for TorchRec's EmbeddingCollectionSharder."""
 
@@ -276,12 +258,21 @@ class CodedEmbeddingCollectionSharder(CodedSharder, EmbeddingCollectionSharder):
         dedup = {"use_index_dedup": uses_index_dedup(self)}
         return super()._torchrec_options(module_fqn) | dedup
 
-    def _register(
-        self,
-        params: Mapping[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None,
-        module_fqn: str | None,
-    ) -> SessionRegistry:
-        _refuse_dense_kernels(params, device)
-        return super()._register(params, env, device, module_fqn)
+    def _check_plan(
+        self, params: Mapping[str, ParameterSharding], device: torch.device | None
+    ) -> None:
+        """Raise ValueError for a dense kernel on CPU, which DATA_PARALLEL tables have, too.
+
+        FBGEMM's dense lookup for CPU adds up the rows of a bag although it is asked for each of
+        them, and puts the features of a sample side by side. With one id a bag sizes fit and rows
+        are wrong.
+        """
+        if device is None or device.type != "cpu":
+            return
+        for table, sharding in params.items():
+            if sharding.compute_kernel == "dense":
+                raise ValueError(
+                    f"plan: table {table!r}: {sharding.sharding_type} with compute_kernel dense: "
+                    "on CPU FBGEMM's dense lookup pools the rows of an EmbeddingCollection; "
+                    "allowed: fused"
+                )

@@ -37,24 +37,20 @@ def _add(
 
 
 @inner
-def _copy(out, begin_row, end_row, start, stride, dim, held):
-    """Copy a stretch of the rows of a group to `held`, one behind the other."""
+def _hold(out, begin_row, end_row, start, stride, dim, held, adds):
+    """Copy a stretch of the rows of a group to `held`, one behind the other.
+
+    Args: adds: whether to add `held` to these rows instead.
+    """
     place = 0
     for i in range(begin_row, end_row):
         for t in range(start.size):
             begin = start[t] + i * stride
-            copy(out[begin : begin + dim], held[place : place + dim])
-            place += dim
-
-
-@inner
-def _add_held(out, begin_row, end_row, start, stride, dim, held):
-    """Add what `_copy` copied to the sums."""
-    place = 0
-    for i in range(begin_row, end_row):
-        for t in range(start.size):
-            begin = start[t] + i * stride
-            add(out[begin : begin + dim], held[place : place + dim])
+            row, kept = out[begin : begin + dim], held[place : place + dim]
+            if adds:
+                add(row, kept)
+            else:
+                copy(row, kept)
             place += dim
 
 
@@ -81,15 +77,15 @@ def decode_sum(payload, at, offsets, start, stride, dim, out, bits, held_at):
         for i in range(0, n, num_rows):
             last = min(n, i + num_rows)
             if held_at > 0:
-                _copy(out, i, last, starts, step, dim, held)
+                _hold(out, i, last, starts, step, dim, held, False)
             for p in range(num_parts):
                 if p == held_at and p > 0:
-                    _add_held(out, i, last, starts, step, dim, held)
+                    _hold(out, i, last, starts, step, dim, held, True)
                 _add(
                     payload, heads, at[p, begin:end], i, last, n, starts, step, dim, out, bits, q,
                     x, p == 0 and held_at != 0,
                 )  # fmt: skip
             if held_at == num_parts:
-                _add_held(out, i, last, starts, step, dim, held)
+                _hold(out, i, last, starts, step, dim, held, True)
         begin = end
     return -1

@@ -104,8 +104,8 @@ class LowRankReduction(Reduction):
         codings = self.options.codings
         is_exact = all(codings[s.coding].codec.contract is Contract.EXACT for s in messages.second)
         # Both are numbered now, in the order of the buckets, and run later.
-        before = Part(is_divided=True, raw_numel=len(bucket))
-        after = Part(is_divided=True, raw_numel=0, lost=None if is_exact else lost)
+        before = Part(raw_numel=len(bucket))
+        after = Part(raw_numel=0, lost=None if is_exact else lost)
         rounds = (
             super().start(messages.first, first, is_last=False, part=before),
             super().start(messages.second, second, is_last=False, part=after),
