@@ -175,8 +175,7 @@ class Reduction:
         self.intra_traffic = intra_traffic or Traffic("intra_dense", traffic.tables)
         self.error_feedback: ErrorFeedback | None = None
         if any(coding.error_feedback for coding in options.codings):
-            fed = [p for p in parameters if feeds(p, options.codings)]
-            numels = {parameter.name: parameter.numel for parameter in fed}
+            numels = {p.name: p.numel for p in parameters if feeds(p, options.codings)}
             self.error_feedback = ErrorFeedback(sites(options, rank, world_size), numels)
         self.tolerances: GradientTolerances | None = None  # rule that sets the codecs' tolerances
         self.matrices: Matrices | None = None  # parameters that are sent as factors

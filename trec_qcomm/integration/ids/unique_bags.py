@@ -192,15 +192,11 @@ def expand_bags(
         start = exclusive_cumsum(counts * dims)[:-1]
         blocks = BagBlocks(start, counts, dims, column, torch.arange(len(dims)))
         inverse = merged.bags.inverse.view(len(dims), -1)
-        awaitable.callbacks.append(lambda rows: _expanded(rows, blocks, inverse, width))
+        expanded: Any = _Expand.apply
+        awaitable.callbacks.append(lambda rows: expanded(rows, blocks, inverse, width))
         awaitable.callbacks.extend(callbacks)
 
     output_dist.register_forward_hook(after)
-
-
-def _expanded(rows: Tensor, blocks: BagBlocks, inverse: Tensor, width: int) -> Tensor:
-    whole: Tensor = _Expand.apply(rows, blocks, inverse, width)  # type: ignore[no-untyped-call]
-    return whole
 
 
 class _Expand(Function):

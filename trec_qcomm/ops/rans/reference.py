@@ -349,7 +349,8 @@ def _decode(data: bytes, num_values: int) -> list[int]:
     at += at % 2
     states_at = at + 4 * num_escapes
     _require(states_at <= len(data), "rans: wrong size")
-    outside = [_int(data[i : i + 4]) for i in range(at, states_at, 4)]
+    escapes = [data[i : i + 4] for i in range(at, states_at, 4)]
+    outside = [int.from_bytes(escape, "little", signed=True) for escape in escapes]
     symbols = _symbols(data[states_at:], weights, num_values)
     low_bits = get_low_bits(data[low_bits_at:], shift, num_values)
     _require(symbols.count(num_classes) == num_escapes, "rans: wrong number of escapes")
@@ -388,10 +389,6 @@ def _symbols(data: bytes, weights: list[int], num_values: int) -> list[int]:
 
 def _unsigned(data: bytes, size: int) -> list[int]:
     return [int.from_bytes(data[i : i + size], "little") for i in range(0, len(data), size)]
-
-
-def _int(data: bytes) -> int:
-    return int.from_bytes(data, "little", signed=True)
 
 
 def _require(condition: bool, reason: str) -> None:
