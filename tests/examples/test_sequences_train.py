@@ -115,13 +115,13 @@ def test_a_run_writes_a_record_and_says_so_last(tmp_path):
 
 
 def test_a_study_s_training_is_that_of_the_ranks(trainings, monkeypatch):
-    monkeypatch.setattr(accuracy, "EVERY", 3)
+    monkeypatch.setattr(accuracy, "EVERY", 2)
     study = accuracy.EmulatedTrainer.from_words([*SMALL[:-2], "--steps", "5"])
     metrics = study(load_preset("int4"), 2, 0.0)
     ranks = results_of(trainings["straight"])
     losses = [sum(step) / 2 for step in zip(*(losses for losses, _ in ranks), strict=True)]
-    means = {"progressive_loss": sum(losses) / 5, "loss_at_3": sum(losses[:3]) / 3}
-    assert metrics == ranks[0][1] | means
+    means = {f"loss_at_{end}": sum(losses[end - 2 : end]) / 2 for end in (2, 4)}
+    assert metrics == ranks[0][1] | means | {"progressive_loss": sum(losses) / 5}
     moved = study(load_preset("fp32"), 2, 1e-6)["loss"] / study(load_preset("fp32"), 2, 0)["loss"]
     assert 0 < abs(moved - 1) < 1e-3
     with pytest.raises(ValueError, match=r"seed: an option that accuracy\.py does not have"):
