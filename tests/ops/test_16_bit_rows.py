@@ -144,6 +144,15 @@ def test_bfloat16_beyond_float16_is_refused_if_so_configured():
     encode(Cast("fp16", overflow="raise"), values, segments)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("codec", BY_ROW)
+def test_what_lies_beside_the_rows_keeps_its_bits(codec, dtype):
+    segments, out = Segments.packed([1], 64), every_value(dtype)
+    codec.decode(encode(codec, torch.ones(1, 64, dtype=dtype), segments), segments, out)
+    assert (out[0] != every_value(dtype)[0]).all()
+    assert torch.equal(bits(out[1:]), bits(every_value(dtype)[1:]))
+
+
 def test_identity_refuses_rows_of_another_dtype():
     segments = Segments.packed([1], 4)
     with pytest.raises(ValueError, match=r"expected contiguous float32, got torch\.float16"):
@@ -151,6 +160,9 @@ def test_identity_refuses_rows_of_another_dtype():
     with pytest.raises(ValueError, match=r"expected contiguous float16, got torch\.bfloat16"):
         encode(Identity().for_values(HALF), torch.zeros(1, 4, dtype=BFLOAT), segments)
     encoded = Encoded(torch.zeros(16, dtype=torch.uint8), torch.tensor([0]), torch.tensor([16]))
+    for dtype in (torch.float64, torch.int8):
+        with pytest.raises(ValueError, match=rf"expected contiguous float32, got {dtype}"):
+            encode(ErrorBounded(0.01), torch.zeros(1, 4, dtype=dtype), segments)
     with pytest.raises(ValueError, match=r"expected contiguous float32, got torch\.bfloat16"):
         Identity().decode(encoded, segments, torch.zeros(1, 4, dtype=BFLOAT))
 

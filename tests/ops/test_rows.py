@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.backends import BACKENDS, assert_equal, device_of, on
-from trec_qcomm.ops.batch.rows import Rows, add, choose, take
+from trec_qcomm.ops.batch.rows import Rows, add, choose, single_rows, take
 
 
 def groups_of(sizes, dims, generator):
@@ -130,6 +130,12 @@ def test_what_add_cannot_do_on_a_gpu():
 
 
 @pytest.mark.triton
+def test_single_rows_are_moved_in_vectors_where_they_may_be():
+    for begin, dim, vector in (([8, 0], [4, 8], 4), ([8, 1], [4, 4], 1), ([8, 0], [3, 8], 1)):
+        rows = single_rows(torch.tensor(begin), torch.tensor(dim), torch.device("cpu"))
+        assert rows.vector == vector
+
+
 def test_groups_of_one_row_have_no_stride():
     device = device_of("gpu")
     chosen = torch.ones(3, dtype=torch.bool, device=device)

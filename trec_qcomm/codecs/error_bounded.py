@@ -16,7 +16,7 @@ from trec_qcomm.core.checks import MakeError
 from trec_qcomm.core.codec import Contract
 from trec_qcomm.core.fields import Range, check_fields
 from trec_qcomm.core.registry import register_codec
-from trec_qcomm.core.segments import Encoded, Segments
+from trec_qcomm.core.segments import VALUE_DTYPES, Encoded, Segments
 from trec_qcomm.ops.dispatch import check_bounds
 from trec_qcomm.ops.error_bound import error_of, fill_max_nbytes
 from trec_qcomm.ops.rowwise.reference import write_rounded
@@ -87,11 +87,12 @@ class ErrorBounded(KernelCodec):
         self, values: Tensor, segments: Segments, payload: Tensor, at: Tensor, **options: Any
     ) -> Encoded:
         """Write the encoded rows to `payload`."""
-        return super().encode(values.float(), segments, payload, at, **options)
+        wide = values.float() if values.dtype in VALUE_DTYPES else values
+        return super().encode(wide, segments, payload, at, **options)
 
     def decode(self, encoded: Encoded, segments: Segments, out: Tensor) -> None:
         """Write the decoded rows to `out`, in the dtype of `out`."""
-        wide = out.float()  # `out` itself if it is float32
+        wide = out.float() if out.dtype in VALUE_DTYPES else out  # itself if it is float32
         super().decode(encoded, segments, wide)
         if wide is not out:
             write_rounded(wide, out)

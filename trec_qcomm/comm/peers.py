@@ -131,6 +131,8 @@ def make_gloo_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
     """Return a new gloo group of the same ranks and timeout. Collective.
 
     A group of another class than torch's may have a method `host_group`, which returns it.
+
+    Raises: ValueError: as `make_group`.
     """
     if hasattr(pg, "host_group"):
         own_group: dist.ProcessGroup = pg.host_group()

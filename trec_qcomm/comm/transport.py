@@ -32,6 +32,8 @@ from trec_qcomm.comm.rounds import ReceivedMessages, Round, Rounds
 from trec_qcomm.comm.streams import side_stream
 from trec_qcomm.core.checks import DeferredChecks, deferring
 
+_MOST_PADDED = 1.5  # bytes of an all-gather over those of its messages; they are padded
+
 
 def run_round(peers: Peers, wanted: Round, name: str) -> ReceivedMessages:
     """Send and receive the messages of a round, and block until all are done.
@@ -200,8 +202,10 @@ class DeviceTransport:
         peers = [peer for peer, _ in wanted.sends]
         if len(peers) > 1 and peers == self._others == list(wanted.sources):
             messages = [message for _, message in wanted.sends]
-            due, is_shared = list(wanted.nbytes), all(m is messages[0] for m in messages)
-            buffer = (self._gathered if is_shared else self._exchanged)(messages, due)
+            due, sizes = list(wanted.nbytes), [messages[0].numel(), *wanted.nbytes]
+            gathers = all(m is messages[0] for m in messages)
+            gathers = gathers and len(sizes) * max(sizes) <= _MOST_PADDED * sum(sizes)
+            buffer = (self._gathered if gathers else self._exchanged)(messages, due)
             return ReceivedMessages(buffer, due)
         buffer = torch.empty(sum(wanted.nbytes), dtype=torch.uint8, device=self._device)
         received = ReceivedMessages(buffer, list(wanted.nbytes))

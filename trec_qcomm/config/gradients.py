@@ -36,9 +36,10 @@ class AllReduceRule:
             GPU kernels: not `error_bounded`, `threshold` and `topk` of a threshold.
         algorithm: name of the algorithm; `hierarchical` for replicated parameters only. Two ranks
             use `recursive_doubling` in place of `two_shot` if codecs are of fixed size.
-        own_group: whether gradients on a GPU have an NCCL group of their own, so that rows need not
-            wait for them. All ranks need NCCL_LAUNCH_ORDER_IMPLICIT=1 in the environment, which
-            keeps the two groups from waiting for each other. On a CPU they always have one.
+        own_group: whether gradients on a GPU have an NCCL group of their own, one for each DDP, so
+            that rows need not wait for them. All ranks need NCCL_LAUNCH_ORDER_IMPLICIT=1 in the
+            environment, which keeps the two groups from waiting for each other. On a CPU they
+            always have one.
     """
 
     codec: Codec

@@ -72,8 +72,7 @@ def jobs(
         codecs = (codec for codec in _row_codecs(config) if isinstance(codec, Identity | Cast))
         wanted += _jobs_of(codecs, {"16-bit rows": _use_16_bit})
         wanted.append(Job("16-bit rows", partial(_use_rows, torch.float16)))
-    if config.embedding or config.dense:
-        wanted.append(Job("rows", _use_rows))
+    wanted.append(Job("rows", _use_rows))
     if any(rule.unique_bags for rule in config.embedding):
         wanted.append(Job(f"bags {ids}".replace("torch.", ""), partial(_use_bags, ids)))
     return list({job.name: job for job in wanted}.values())

@@ -54,6 +54,15 @@ def test_a_table_is_tight_until_it_is_measured() -> None:
     assert [step for step in range(31) if bound.is_due(step)] == [0, 10, 20, 30]
 
 
+def test_rows_of_16_bits_are_measured() -> None:
+    rows = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float16, torch.bfloat16):
+        table, expected = online(), online()
+        table.observe(rows.to(dtype), 0)
+        expected.observe(rows.to(dtype).float(), 0)
+        assert table.bound_class == expected.bound_class != BoundClass.TIGHT
+
+
 def test_a_bound_is_tightened_at_once_and_loosened_with_a_margin() -> None:
     bound = online()
     seen = []

@@ -21,10 +21,17 @@ from tests.integration.sharded_models.training import assert_same, run
 from tests.ops.fake_gpu import fake_gpu
 from trec_qcomm import Cast, ErrorBounded, Float6, GradientRule, Identity, Rowwise, Threshold, TopK
 from trec_qcomm.comm.dense.all_reduce import ALGORITHMS
+from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.transport import DeviceTransport
 from trec_qcomm.integration.gradients import all_reduce, joint, placement
 from trec_qcomm.integration.gradients.dense import DenseGradients
-from trec_qcomm.integration.gradients.placement import check_on_gpu, device_of, make_nccl_group
+from trec_qcomm.integration.gradients.placement import (
+    check_launch_order,
+    check_on_gpu,
+    check_rows_on_gpu,
+    device_of,
+    make_transport,
+)
 from trec_qcomm.testing import run_ranks
 from trec_qcomm.wire.frame import DEVICE_ALIGNMENT
 
@@ -76,7 +83,10 @@ def distributed(gradients, device="cpu", **options):
 
 @contextmanager
 def on_stand_ins():
-    with fake_gpu(), each_alone(), mock.patch.object(all_reduce, "make_transport", DeviceTransport):
+    def made(*args, **_):
+        return DeviceTransport(*args)
+
+    with fake_gpu(), each_alone(), mock.patch.object(all_reduce, "make_transport", made):
         yield
 
 
@@ -156,25 +166,33 @@ def test_gradients_and_residuals_are_those_of_the_cpu(ranks):
 
 def test_what_a_gpu_cannot_do_is_refused():
     for codec in (Identity(), Cast("bf16"), Float6(), Rowwise(4), TopK(density=0.1)):
-        check_on_gpu("codec", codec, 8192, BOTH)
-        check_on_gpu("codec", codec, 8192, "cuda:nccl")
-    with pytest.raises(ValueError, match=r"block: 8193: on cuda .* allowed: 1 to 8192"):
-        check_on_gpu("codec", Cast("bf16"), 8193, BOTH)
+        check_on_gpu("codec", codec, BOTH)
+        check_on_gpu("codec", codec, "cuda:nccl")
+    check_rows_on_gpu([ParameterShape("w", 8192, 8192), ParameterShape("whole", 8192, 8193)])
+    with pytest.raises(ValueError, match=r"'w': on cuda .* \(block\), of at most 8192 .* 8193"):
+        check_rows_on_gpu([ParameterShape("w", 8193, 8193)])
     for codec in (Threshold(0.1), TopK(threshold=0.1), ErrorBounded(0.01, encoder="rans")):
         with pytest.raises(ValueError, match=r"intra: .* on cuda .* only with codecs that have a"):
-            check_on_gpu("intra", codec, 128, BOTH)
+            check_on_gpu("intra", codec, BOTH)
     for backends, name in (("cpu:gloo,cuda:gloo", "gloo"), ("cpu:gloo", "None")):
         with pytest.raises(ValueError, match=f"has {name} there, and the all-reduce needs nccl"):
-            check_on_gpu("codec", Cast("bf16"), 128, backends)
+            check_on_gpu("codec", Cast("bf16"), backends)
 
 
 def test_a_group_of_its_own_needs_the_order_of_launches(monkeypatch):
-    monkeypatch.setattr(placement, "make_group", lambda *made: made)
-    monkeypatch.delenv("NCCL_LAUNCH_ORDER_IMPLICIT", raising=False)
-    with pytest.raises(ValueError, match=r"own_group: .* set NCCL_LAUNCH_ORDER_IMPLICIT=1 on all"):
-        make_nccl_group("shared")
+    told = []
+    monkeypatch.setattr(placement, "check_equal", lambda group, ours, _: told.append(ours))
     monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
-    assert make_nccl_group("shared") == ("shared", "nccl")
+    check_launch_order("group")
+    monkeypatch.delenv("NCCL_LAUNCH_ORDER_IMPLICIT")
+    with pytest.raises(ValueError, match=r"own_group: .* set NCCL_LAUNCH_ORDER_IMPLICIT=1 on all"):
+        check_launch_order("group")
+    assert told == [{"NCCL_LAUNCH_ORDER_IMPLICIT": value} for value in ("1", "unset")]
+    monkeypatch.setattr(placement, "make_group", lambda *made: made)
+    monkeypatch.setattr(placement, "DeviceTransport", lambda group, *_: group)
+    for own_group, group in ((False, "group"), (True, ("group", "nccl"))):
+        made = make_transport("group", torch.device("cuda"), None, own_group=own_group)
+        assert made == group
 
 
 class Placed(NamedTuple):

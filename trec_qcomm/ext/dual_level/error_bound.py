@@ -135,7 +135,7 @@ class OnlineErrorBound(TableTolerance):
         return step % self._classes.every == 0
 
     def observe(self, rows: Tensor, step: int) -> None:
-        self.note(homogenization_index(rows, bound=self._classes.base))
+        self.note(homogenization_index(rows.float(), bound=self._classes.base))
 
     def note(self, index: float) -> None:
         """Set the class by the table's index at the bound `base`."""

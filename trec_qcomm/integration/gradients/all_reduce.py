@@ -43,9 +43,10 @@ from trec_qcomm.integration.checkpoint import by_rank_key, by_short_key, check_n
 from trec_qcomm.integration.gradients.joint import JointBuckets
 from trec_qcomm.integration.gradients.placement import (
     agreed_ranks_per_node,
+    check_launch_order,
     check_on_gpu,
+    check_rows_on_gpu,
     device_of,
-    make_nccl_group,
     make_transport,
 )
 
@@ -119,7 +120,7 @@ class GradientAllReduce(ABC):
             - parameters that are not float32, or neither on the CPU nor on one GPU
             - a second DDP
             - nodes that differ in size
-            - on a GPU, a codec whose size depends on the data, a block that is too large for a
+            - on a GPU, a codec whose size depends on the data, a row that is too long for a
               kernel, a process group without NCCL, or `own_group` without the order of launches
             - ranks whose rules or parameters differ
             - loaded state of another DDP
@@ -129,10 +130,8 @@ class GradientAllReduce(ABC):
         device = device_of(_names_of(ddp))
         group = make_gloo_group(ddp.process_group) if device.type == "cpu" else ddp.process_group
         self._prepare(ddp, device, group)
-        sending = group
-        if device.type != "cpu" and self.rules[0].own_group:
-            sending = make_nccl_group(group)
-        self._transport = make_transport(sending, device, self._checks)
+        own_group = self.rules[0].own_group
+        self._transport = make_transport(group, device, self._checks, own_group=own_group)
         ddp.register_comm_hook(self, _hook)
         self._ddp, self._device, self._group = ddp, device, group
 
@@ -147,9 +146,11 @@ class GradientAllReduce(ABC):
         shapes_by_parameter = self._shapes_of(ddp.module, _names_of(ddp))
         shapes = [shape for several in shapes_by_parameter.values() for shape in several]
         if device.type == "cuda":
-            block, backends = max(s.block for s in shapes), dist.get_backend_config(pg)
             for field, codec in self._codecs():
-                check_on_gpu(field, codec, block, backends)
+                check_on_gpu(field, codec, dist.get_backend_config(pg))
+            check_rows_on_gpu(shapes)
+            if self.rules[0].own_group:
+                check_launch_order(group)
         if self.rules[0].algorithm == "hierarchical":
             self._ranks_per_node = agreed_ranks_per_node(pg, group)
         reduction = self._make_reduction(shapes, pg.rank(), pg.size())

@@ -57,7 +57,7 @@ class DenseGradients(GradientAllReduce):
         error feedback, the residual is dropped.
 
         Args: rules: rules in place of the config's `dense`; None: DDP's own all-reduce, while
-            residuals wait.
+            residuals wait. `own_group` stays as it was registered.
         Raises: ValueError: rules that do not fit the parameters or the device. Then nothing is
             changed.
         """

@@ -4,13 +4,14 @@ Knows: devices, process groups. Does not know: DDP, rules, algorithms.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from trec_qcomm.comm.dense.chunks import ParameterShape
 from trec_qcomm.comm.peers import make_group
 from trec_qcomm.comm.transport import DeviceTransport, Transport
 from trec_qcomm.core.checks import DeferredChecks
@@ -102,18 +103,14 @@ def agreed_ranks_per_node(pg: dist.ProcessGroup, group: dist.ProcessGroup) -> in
     return size
 
 
-def check_on_gpu(field: str, codec: Codec, block: int, backends: str) -> None:
+def check_on_gpu(field: str, codec: Codec, backends: str) -> None:
     """Raise ValueError if gradients in a GPU's memory cannot be all-reduced with this codec.
 
     The host launches all rounds of an all-reduce at once, so it must know each message's size.
 
-    Args: field: field of the rule that holds the codec.  block: most values of a block.
-        backends: backends of the process group, such as "cpu:gloo,cuda:nccl".
+    Args: field: field of the rule that holds the codec.  backends: backends of the process group,
+        such as "cpu:gloo,cuda:nccl".
     """
-    if block > _LARGEST_BLOCK:
-        raise ValueError(
-            f"block: {block}: on cuda a kernel holds a block; allowed: 1 to {_LARGEST_BLOCK}"
-        )
     if not codec.has_gpu_kernels or not codec.fixed_size:
         raise ValueError(
             f"{field}: {codec!r}: on cuda gradients are all-reduced only with codecs that have a "
@@ -127,29 +124,40 @@ def check_on_gpu(field: str, codec: Codec, block: int, backends: str) -> None:
         )
 
 
-def make_nccl_group(pg: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return a new NCCL group of the same ranks, for `own_group`. Collective.
+def check_rows_on_gpu(shapes: Iterable[ParameterShape]) -> None:
+    """Raise ValueError at a parameter with rows that are too long for a GPU's kernels."""
+    for shape in shapes:
+        if shape.numel >= shape.block > _LARGEST_BLOCK:
+            raise ValueError(
+                f"gradients of {shape.name!r}: on cuda a kernel holds a whole row (block), of at "
+                f"most {_LARGEST_BLOCK} values, got {shape.block}"
+            )
 
-    Raises: ValueError: NCCL was not told to order what is launched on two groups.
-    """
-    if os.environ.get(_LAUNCH_ORDER) != "1":
+
+def check_launch_order(group: dist.ProcessGroup) -> None:
+    """Raise ValueError on all ranks unless NCCL shall order what two groups launch. Collective."""
+    order = os.environ.get(_LAUNCH_ORDER, "unset")
+    check_equal(group, {_LAUNCH_ORDER: order}, "own_group: environments of ranks differ")
+    if order != "1":
         raise ValueError(
             "own_group: with two groups of NCCL at once, ranks may wait for each other for ever; "
             f"set {_LAUNCH_ORDER}=1 on all ranks, or leave own_group out"
         )
-    return make_group(pg, "nccl")
 
 
 def make_transport(
-    pg: dist.ProcessGroup, device: torch.device, checks: DeferredChecks
+    pg: dist.ProcessGroup, device: torch.device, checks: DeferredChecks, *, own_group: bool = False
 ) -> Transport | DeviceTransport:
     """Return a transport of messages that lie in the memory of a device. Collective.
 
     A group of another class than torch's may have a method `make_transport`, which returns it.
 
     Args: checks: results of checks on a GPU, which the host reads later, for DeviceTransport.
+        own_group: whether messages of a GPU have a new NCCL group of the same ranks.
     """
     if hasattr(pg, "make_transport"):
         own_transport: Transport = pg.make_transport()
         return own_transport
-    return Transport(pg) if device.type == "cpu" else DeviceTransport(pg, device, checks)
+    if device.type == "cpu":
+        return Transport(pg)
+    return DeviceTransport(make_group(pg, "nccl") if own_group else pg, device, checks)

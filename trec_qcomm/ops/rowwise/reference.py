@@ -181,9 +181,14 @@ def decode(encoded: Encoded, segments: Segments, out: Tensor, *, bits: int) -> i
 
 
 def write_rounded(values: Tensor, out: Tensor) -> None:
-    """Write float32 values in the dtype of `out`. Finite ones stay finite: the largest at most."""
+    """Write float32 values in the dtype of `out`. Finite ones stay finite: the largest at most.
+
+    Values that `out` has already keep their bits, NaN's too: others' rows may lie there.
+    """
     largest = torch.finfo(out.dtype).max
-    out.copy_(torch.where(values.isinf(), values, values.clamp(-largest, largest)))
+    rounded = torch.where(values.isinf(), values, values.clamp(-largest, largest)).to(out.dtype)
+    is_there = values.view(torch.int32) == out.float().view(torch.int32)
+    out.copy_(torch.where(is_there, out, rounded))
 
 
 def decode_sum(

@@ -93,7 +93,7 @@ def single_rows(begin: Tensor, dim: Tensor, device: torch.device) -> Rows:
     """
     once = torch.ones_like(dim)
     (position,) = upload(device, begin)
-    return Rows(once, dim, position, RowGroups(once, begin, once, dim, position))
+    return Rows(once, dim, position, RowGroups(once, begin, dim, dim, position))
 
 
 @dataclass(frozen=True, eq=False)
