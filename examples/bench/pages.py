@@ -172,6 +172,10 @@ SECTIONS = (
         f"{_THEN} python -m examples.bench.net --workload sequences --hosts 2 --steps 10 "
         "--rate 25mbit,100mbit,1gbit",
     ),
+    _result("sequences_length", tables.lengths, "Sequences over 10,000 steps",
+        "python -m examples.sequences.accuracy --configs int8 fast --seeds 6 --users 160000 "
+        "--epochs 4 --jobs 2",
+    ),
     _result("simulate", tables.predictions, "Predicted steps",
         "python -m trec_qcomm simulate --out examples/bench/results/simulate.jsonl --force "
         "--records examples/bench/results/links.jsonl examples/bench/results/links_4_hosts.jsonl",

@@ -190,7 +190,7 @@ def test_a_pipeline_that_sends_ids_ahead_chooses_alike(outcomes):
         assert pooled == outcomes[4][0][0]
         assert unpooled == outcomes[4][0][1]
         assert pooled[0] == CHEAP
-        assert (unpooled[0].forward, unpooled[0].ids) == ("fast", "packed")
+        assert (unpooled[0].forward, unpooled[0].ids) == ("int8", "packed")
         assert pooled[1] < 400 > unpooled[1]
 
 

@@ -120,10 +120,11 @@ def test_noise_does_not_cost_more_than_a_few_percent():
     assert np.quantile(losses, 0.9) <= 0.05
 
 
-def test_unpooled_rows_are_not_offered_the_coarse_bound():
-    *finer, last = RULE.whole_choices(AUTO, is_unpooled=True)
-    assert finer == WHOLE[:3]
-    assert last == Choice("fast", "fast", "best", "packed", "distinct")
+def test_unpooled_rows_are_offered_what_passed_for_them():
+    offered = RULE.whole_choices(AUTO, is_unpooled=True)
+    coarser = [replace(choice, forward="int8", backward="int8") for choice in WHOLE[2:]]
+    assert offered == [*WHOLE[:2], *coarser]
+    assert offered[3] == Choice("int8", "int8", "best", "packed", "distinct")
 
 
 @pytest.mark.parametrize(

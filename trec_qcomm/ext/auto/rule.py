@@ -34,8 +34,8 @@ class AutoRule(Section):
             candidate. A candidate's dense rules and packed ids count only if the config has `dense`
             and `ids`, its distinct bags only if the config's `unique_bags` allows them.
         pooled_only: candidates whose codecs of rows are only for pooled rows. A model with unpooled
-            rows gets the codecs of the candidate before. The bound of `best` is too coarse for the
-            gradients of sequences.
+            rows gets the codecs of the candidate before. In long trainings on sequences `fast` and
+            `best` lose more than their limit (examples/sequences/README.md).
         steps: number of steps that are timed at once with one choice, after two untimed steps.
         retune_every: number of steps after which it tries again; 0: never. It also tries again if
             the number of ranks changes.
@@ -43,7 +43,7 @@ class AutoRule(Section):
     """
 
     candidates: Sequence[str] = ("int8", "fast", "best")
-    pooled_only: Sequence[str] = ("best",)
+    pooled_only: Sequence[str] = ("fast", "best")
     steps: Annotated[int, Range(1)] = 4
     retune_every: Annotated[int, Range(0)] = 0
     choice: Choice | None = None
