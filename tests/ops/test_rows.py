@@ -130,10 +130,18 @@ def test_what_add_cannot_do_on_a_gpu():
 
 
 @pytest.mark.triton
-def test_single_rows_are_moved_in_vectors_where_they_may_be():
+@pytest.mark.triton
+def test_single_rows_are_moved_in_vectors_where_they_may_be_and_added():
     for begin, dim, vector in (([8, 0], [4, 8], 4), ([8, 1], [4, 4], 1), ([8, 0], [3, 8], 1)):
-        rows = single_rows(torch.tensor(begin), torch.tensor(dim), torch.device("cpu"))
-        assert rows.vector == vector
+        outs = []
+        for backend in BACKENDS:
+            device = torch.device(device_of(backend))
+            rows = single_rows(torch.tensor(begin), torch.tensor(dim), device)
+            assert rows.vector == vector
+            outs.append(torch.arange(12.0, device=device))
+            on(backend, add, torch.ones(rows.num_values, device=device), rows, outs[-1])
+        assert_equal(outs)
+        assert outs[0].sum() == 66 + sum(dim)
 
 
 def test_groups_of_one_row_have_no_stride():

@@ -7,9 +7,9 @@ group of its own, because ranks pair up messages by the order of calls on a grou
 `DeviceTransport` is for messages in a GPU's memory. It launches all rounds at once, on a stream
 that waits for the messages, so that the host does not wait. It has no thread, and mostly shares its
 group with the rows, because NCCL allows several groups at the same time only where all ranks launch
-their kernels in one order (`own_group`). It was written by torch's
-documentation (batch_isend_irecv, all_to_all_single, Future.set_result, new_group), and not run on a
-GPU so far.
+their kernels in one order (`own_group`). It was written by torch's documentation
+(batch_isend_irecv, all_to_all_single, all_gather_into_tensor, Future.set_result, new_group), and
+not run on a GPU so far.
 
 Knows: process groups, rounds, streams, futures. Does not know: what the messages hold.
 """
@@ -203,9 +203,9 @@ class DeviceTransport:
         if len(peers) > 1 and peers == self._others == list(wanted.sources):
             messages = [message for _, message in wanted.sends]
             due, sizes = list(wanted.nbytes), [messages[0].numel(), *wanted.nbytes]
-            gathers = all(m is messages[0] for m in messages)
-            gathers = gathers and len(sizes) * max(sizes) <= _MOST_PADDED * sum(sizes)
-            buffer = (self._gathered if gathers else self._exchanged)(messages, due)
+            is_shared = all(m is messages[0] for m in messages)
+            is_even = len(sizes) * max(sizes) <= _MOST_PADDED * sum(sizes)
+            buffer = (self._gathered if is_shared and is_even else self._exchanged)(messages, due)
             return ReceivedMessages(buffer, due)
         buffer = torch.empty(sum(wanted.nbytes), dtype=torch.uint8, device=self._device)
         received = ReceivedMessages(buffer, list(wanted.nbytes))

@@ -34,8 +34,8 @@ class AutoRule(Section):
             candidate. A candidate's dense rules and packed ids count only if the config has `dense`
             and `ids`, its distinct bags only if the config's `unique_bags` allows them.
         pooled_only: candidates whose codecs of rows are only for pooled rows. A model with unpooled
-            rows gets the codecs of the candidate before. In long trainings on sequences `fast` and
-            `best` lose more than their limit (examples/sequences/README.md).
+            rows gets the codecs of the candidate before. On sequences `best` loses more than the
+            limit, and in long trainings so does `fast` (examples/sequences/README.md).
         steps: number of steps that are timed at once with one choice, after two untimed steps.
         retune_every: number of steps after which it tries again; 0: never. It also tries again if
             the number of ranks changes.

@@ -87,13 +87,14 @@ class Rows:
 
 
 def single_rows(begin: Tensor, dim: Tensor, device: torch.device) -> Rows:
-    """Return rows for any number of calls of `take`, each a segment of its own.
+    """Return rows for any number of calls, each row a segment of its own.
 
     Args: begin, dim: [U] int64 on CPU, place and size of each row.  device: device of the values.
     """
     once = torch.ones_like(dim)
     (position,) = upload(device, begin)
-    return Rows(once, dim, position, RowGroups(once, begin, dim, dim, position))
+    number = torch.arange(len(dim), dtype=torch.int32, device=device)
+    return Rows(once, dim, position, RowGroups(once, begin, dim, dim, number))
 
 
 @dataclass(frozen=True, eq=False)
